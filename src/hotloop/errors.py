@@ -1,0 +1,28 @@
+"""Errors that reach a user. Each message names the offending value and says how to mend it."""
+
+
+class HotloopError(Exception):
+    """Base of every error hotloop raises on purpose."""
+
+
+class ModelFileError(HotloopError):
+    """A model file is malformed, truncated, hostile, or uses mathematics hotloop does not implement.
+
+    The message names the file and the tensor or metadata key.
+    """
+
+
+class ModelNotFoundError(HotloopError):
+    """A catalog name, path or hub reference does not lead to a model file."""
+
+
+class DownloadError(HotloopError):
+    """A download failed: offline, gated, disk full, or a checksum that does not match."""
+
+
+class InvalidRequestError(HotloopError, ValueError):
+    """A request (prompt, messages or sampling parameters) cannot be served as written."""
+
+
+class CapacityError(HotloopError):
+    """A request or a configuration that can never fit in this machine's memory."""
