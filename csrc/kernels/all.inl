@@ -1,0 +1,19 @@
+// Every kernel source, compiled once per target. Nothing here may have external linkage or use inline functions of the
+// standard library: the linker would keep one copy, compiled for one instruction set, for all.
+#include "kernels/kernel_table.h"
+#include "kernels/math.inl"
+#include "kernels/rows.inl"
+#include "kernels/attention.inl"
+#include "kernels/linear.inl"
+#include "kernels/sampling.inl"
+
+namespace hotloop::HOTLOOP_TARGET {
+namespace {
+constexpr KernelTable kTableValue = {
+    HOTLOOP_TARGET_NAME, quantize_row, linear, dequantize_row,
+    rms_norm, rope, store_kv, gated, add, scale, softcap,
+    attention, exp_array, log_array, gumbel, log_sum_exp,
+};
+}  // namespace
+const KernelTable& kTable = kTableValue;
+}  // namespace hotloop::HOTLOOP_TARGET

@@ -1,0 +1,121 @@
+// The contract between the runtime (program, bindings) and the kernels: plain structs and function pointers.
+// One KernelTable per instruction set; every table computes the same bits (docs/determinism.md).
+// Kernels know rows, tokens, heads and bytes; they know no layers, no requests' meaning and no Python objects.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace hotloop {
+
+constexpr int kGroupSize = 32;   // activations are quantized to int8 in groups of 32 along K
+constexpr int kRowBlock = 8;     // repacked matrices interleave 8 rows
+constexpr int kSpan = 256;       // attention spans, aligned to absolute positions
+constexpr int kLanes = 16;       // virtual width of every float reduction
+
+enum class WeightFormat : int32_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K };
+enum class KvDtype : int32_t { F32, F16 };
+enum class GatedActivation : int32_t { SiLU, GeluTanh };
+enum class RopeStyle : int32_t { Interleaved, HalfSplit };  // adjacent pairs (llama GGUF) | x[i], x[i + rot/2] (neox)
+
+// A weight matrix [rows, cols] in its repacked layout: ceil(rows / 8) row blocks, each row_block_bytes(format, cols)
+// long; rows past the end are zero. cols is a multiple of 32 (of 256 for K-quants); data is 64-byte aligned.
+struct Matrix {
+  WeightFormat format;
+  int64_t rows;
+  int64_t cols;
+  const uint8_t* data;
+};
+
+// Activations of consecutive tokens [tokens, cols], quantized: see docs in kernels/linear. All arrays are 64-byte aligned
+// and token-major. sum16 holds the integer sum of q over 16 consecutive k; scaled_sum = scale * float(sum over the group).
+struct QuantizedActivations {
+  int8_t* q;           // [tokens, cols]
+  float* scale;        // [tokens, cols / 32]
+  float* scaled_sum;   // [tokens, cols / 32]
+  int16_t* sum16;      // [tokens, cols / 16]
+  int64_t cols;
+};
+
+// What a linear op multiplies with: the quantized form for integer formats, f32 rows [tokens, cols] for F32/F16/BF16
+// weights and, for every format, in the f32-activation test mode (quantized.q == nullptr then).
+struct Activations {
+  QuantizedActivations quantized;
+  const float* f32;
+  int64_t cols;
+};
+
+struct AttentionArgs {
+  const float* q;          // [tokens, num_heads * head_dim], roped
+  float* out;              // [tokens, num_heads * head_dim]
+  const uint8_t* k;        // K of block 0, this layer: [num_kv_heads, block_size, head_dim] of kv_dtype
+  const uint8_t* v;        // V of block 0, this layer, same layout
+  int64_t block_stride_bytes;  // from one block_id to the next
+  const int32_t* block_table;  // of this request: position p lives in block_table[p / block_size]
+  const int32_t* positions;    // [tokens]: absolute position of each query token
+  int32_t block_size, num_heads, num_kv_heads, head_dim;
+  int32_t window;          // a token sees the last `window` positions, its own included; 0: all
+  KvDtype kv_dtype;
+  float scale;             // scores = scale * (q . k)
+  float softcap;           // 0: none; else cap * tanh(score / cap)
+};
+
+struct KernelTable {
+  const char* name;  // "scalar", "avx2", ...
+
+  // ---- linear (kernels/linear*) ---------------------------------------------------------------------------------
+  // One token row x[cols] -> one row of QuantizedActivations (pointers already at that row).
+  void (*quantize_row)(const float* x, int64_t cols, int8_t* q, float* scale, float* scaled_sum, int16_t* sum16);
+  // out[t * out_stride + (row - row_block_begin * 8)] for rows of blocks [row_block_begin, row_block_end) and tokens
+  // [token_begin, token_end) (t counts from token_begin). Writes all 8 rows of a block, padding rows included.
+  void (*linear)(const Matrix& w, const Activations& x, int64_t row_block_begin, int64_t row_block_end,
+                 int64_t token_begin, int64_t token_end, float* out, int64_t out_stride);
+  // Row `row` of w as f32 [cols] (embedding gather).
+  void (*dequantize_row)(const Matrix& w, int64_t row, float* out);
+
+  // ---- float rows (kernels/rows*) -------------------------------------------------------------------------------
+  // out = x / sqrt(mean(x^2) + eps) * gain (+ residual if not null); x, out, residual: [n]; out may alias x or residual.
+  void (*rms_norm)(const float* x, const float* gain, const float* residual, int64_t n, float eps, float* out);
+  // Rotate one head in place: cos, sin [rot_dim / 2] of the token's position; elements past rot_dim stay.
+  void (*rope)(float* head, const float* cos, const float* sin, int64_t rot_dim, RopeStyle style);
+  // f32 [n] -> kv dtype, round to nearest even.
+  void (*store_kv)(const float* src, int64_t n, KvDtype dtype, void* dst);
+  // out = act(gate) * up, [n]; may alias.
+  void (*gated)(const float* gate, const float* up, int64_t n, GatedActivation act, float* out);
+  void (*add)(const float* a, const float* b, int64_t n, float* out);       // out = a + b, may alias
+  void (*scale)(float* x, int64_t n, float factor);                         // in place
+  void (*softcap)(float* x, int64_t n, float cap);                          // x = cap * tanh(x / cap), in place
+
+  // ---- attention (kernels/attention*) ---------------------------------------------------------------------------
+  // Tokens [token_begin, token_end) of ONE request and query heads [head_begin, head_end) which all read KV head kv_head.
+  // Spans of 256 absolute positions, partials (m, l, o) merged in ascending order. scratch: attention_scratch_floats().
+  void (*attention)(const AttentionArgs& args, int64_t token_begin, int64_t token_end, int32_t kv_head,
+                    int32_t head_begin, int32_t head_end, float* scratch);
+
+  // ---- sampling math (kernels/math*) ----------------------------------------------------------------------------
+  void (*exp)(const float* x, int64_t n, float* out);   // our own polynomial, <= 1 ulp-ish, exp(-inf) = 0
+  void (*log)(const float* x, int64_t n, float* out);   // x > 0
+  // -log(-log1p(-v)), v = (w + 0.5) 2^-32, w = Philox4x32-10(key = seed, counter = (id >> 2, position, choice, stream))
+  // word id & 3, for ids [first_id, first_id + n).
+  void (*gumbel)(uint64_t seed, uint32_t position, uint32_t choice, uint32_t stream, uint32_t first_id, int64_t n,
+                 float* out);
+  // max, and sum over i of exp(x[i] - max) as one 16-lane sum: log-softmax denominator. x: [n], finite or -inf.
+  void (*log_sum_exp)(const float* x, int64_t n, float* max_out, float* log_sum_exp_out);
+};
+
+constexpr int64_t attention_scratch_floats(int32_t head_dim, int32_t heads) {
+  return static_cast<int64_t>(heads) * (kSpan + head_dim + 2) + 64;  // scores, o, m, l per head
+}
+
+// formats/repack.cpp: instruction-set independent.
+int64_t row_block_bytes(WeightFormat format, int64_t cols);     // bytes of 8 interleaved rows
+int64_t source_row_bytes(WeightFormat format, int64_t cols);    // bytes of a row in a GGUF file
+// Repack GGUF rows [8 * row_block_begin, ...) of w into dst (which points at row block row_block_begin).
+void repack(WeightFormat format, const uint8_t* src, int64_t rows, int64_t cols, int64_t row_block_begin,
+            int64_t row_block_end, uint8_t* dst);
+
+const KernelTable& scalar_kernels();
+#ifdef HOTLOOP_HAVE_AVX2
+const KernelTable& avx2_kernels();
+#endif
+
+}  // namespace hotloop
