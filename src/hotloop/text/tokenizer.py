@@ -1,0 +1,142 @@
+"""Text to token ids and back, from a model file's metadata, with the ids of Hugging Face's tokenizers."""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+
+from hotloop.errors import InvalidRequestError
+from hotloop.text import byte_level
+from hotloop.text.vocabulary import TokenType, Vocabulary, read_vocabulary
+
+# NFC may compose several code points into one; no composition takes more than two characters per UTF-8 byte.
+_MAX_DECOMPOSED_CHARS_PER_BYTE = 2
+
+
+class Tokenizer:
+    """Encodes and decodes text; immutable, and safe to use from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._types = vocabulary.token_types
+        self._literal = self._pipeline(byte_level.build(vocabulary), parse_special=False)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """Rebuild the tokenizer from the `tokenizer.*` keys of a model file.
+
+        Raises ModelFileError naming the key that is missing, malformed or not implemented.
+        """
+        return cls(read_vocabulary(metadata))
+
+    def _pipeline(self, pipeline: tokenizers.Tokenizer, *, parse_special: bool) -> tokenizers.Tokenizer:
+        tokens = self._vocabulary.tokens
+        control = self._vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+        user_defined = self._vocabulary.of_type(TokenType.USER_DEFINED)
+        if parse_special:
+            pipeline.add_special_tokens([_added(tokens[i], special=True) for i in control])
+        pipeline.add_tokens([_added(tokens[i], special=False) for i in user_defined])
+        return pipeline
+
+    @cached_property
+    def _parsing(self) -> tokenizers.Tokenizer:
+        # Shares the vocabulary and merges of the literal pipeline; the added tokens are its own.
+        twin = tokenizers.Tokenizer(self._literal.model)
+        twin.normalizer = self._literal.normalizer
+        twin.pre_tokenizer = self._literal.pre_tokenizer
+        return self._pipeline(twin, parse_special=True)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._types)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._vocabulary.bos_token_id
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every id that ends an answer: the metadata's EOS, EOT and EOM, and known end-of-turn texts."""
+        return self._vocabulary.eos_token_ids
+
+    @property
+    def add_bos(self) -> bool:
+        return self._vocabulary.add_bos
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._vocabulary.chat_template
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """No token stands for more characters of input than this."""
+        longest = max(len(self.token_bytes(i)) for i in range(self.vocab_size))
+        return longest * (1 if self._literal.normalizer is None else _MAX_DECOMPOSED_CHARS_PER_BYTE)
+
+    def min_num_tokens(self, text: str) -> int:
+        """A lower bound of the number of tokens of `text`, without encoding it."""
+        return -(-len(text) // self.max_token_chars)
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of `text`; BOS is added where the metadata says so, and never doubled.
+
+        parse_special: control-token texts become control tokens instead of staying literal text.
+        Raises InvalidRequestError for text that is not valid Unicode.
+        """
+        _check_unicode(text)
+        pipeline = self._parsing if parse_special else self._literal
+        ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
+        return self.with_special(ids) if add_special else ids
+
+    def with_special(self, ids: list[int]) -> list[int]:
+        """The ids with the BOS (and EOS) that the metadata asks for, unless they are there already."""
+        bos, eos = self._vocabulary.bos_token_id, self._vocabulary.final_eos_token_id
+        if self.add_bos and bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        if eos is not None and ids[-1:] != [eos]:
+            ids = [*ids, eos]
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Text of the ids; invalid UTF-8 becomes one U+FFFD per maximal subpart."""
+        parts = [self.token_bytes(i) for i in ids if not (skip_special and self.is_special(i))]
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes a token contributes to the text.
+
+        Raises InvalidRequestError for an id outside the vocabulary.
+        """
+        kind = self._type(token_id)
+        text = self._vocabulary.tokens[token_id]
+        if kind == TokenType.NORMAL:
+            return byte_level.token_bytes(text)
+        return b"" if kind == TokenType.UNUSED else text.encode("utf-8", "replace")
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token steers the model and is no part of the text."""
+        return self._type(token_id) in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token whose vocabulary entry is exactly `text`."""
+        return self._vocabulary.ids.get(text)
+
+    def _type(self, token_id: int) -> int:
+        if not 0 <= token_id < len(self._types):
+            raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {len(self._types)}")
+        return self._types[token_id]
+
+
+def _added(text: str, *, special: bool) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(text, special=special, normalized=False)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise InvalidRequestError(
+            f"the text holds a lone surrogate U+{code:04X} at character {error.start}; send valid Unicode"
+        ) from None

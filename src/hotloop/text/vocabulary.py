@@ -1,0 +1,149 @@
+"""What a model file says about its vocabulary: one plain, validated value for both tokenizer families."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from hotloop.errors import ModelFileError
+
+PREFIX = "tokenizer.ggml."
+
+# Texts that end a turn or a document in published chat formats. Files often name only one of them in their
+# metadata. "</s>" is absent on purpose: in Gemma's vocabulary it is the HTML tag.
+_END_TEXTS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<eos>",
+)
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`: what a token is for."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The vocabulary and its flags as the metadata states them, checked for consistency."""
+
+    model: str  # "gpt2" (byte-level BPE) or "llama" (SentencePiece)
+    pre: str | None  # name of the pre-tokenizer of a byte-level vocabulary
+    tokens: list[str]  # text of each token id; several ids may share a text
+    ids: dict[str, int]  # the lowest id of each text
+    token_types: list[int]
+    merges: list[str]
+    scores: list[float]
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]
+    unknown_token_id: int | None
+    add_bos: bool
+    final_eos_token_id: int | None  # appended to every prompt where the metadata asks for it
+    add_space_prefix: bool
+    chat_template: str | None
+
+    def of_type(self, *types: TokenType) -> list[int]:
+        """Token ids of the given types, ascending."""
+        return [i for i, kind in enumerate(self.token_types) if kind in types]
+
+
+def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    """Read and check the `tokenizer.*` keys of a model file's metadata.
+
+    Raises ModelFileError naming the key.
+    """
+    model = _text(metadata, PREFIX + "model", required=True)
+    if model not in ("gpt2", "llama"):
+        raise ModelFileError(
+            f"{PREFIX}model is {model!r}; hotloop reads 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
+        )
+    tokens = _list(metadata, PREFIX + "tokens")
+    if not tokens:
+        raise ModelFileError(f"{PREFIX}tokens is missing or empty; the file carries no vocabulary")
+    vocab_size = len(tokens)
+    # The lowest id of a repeated text wins, so build backwards.
+    ids = dict(zip(reversed(tokens), range(vocab_size - 1, -1, -1), strict=True))
+    token_types = _numbers(metadata, PREFIX + "token_type", vocab_size) or [TokenType.NORMAL] * vocab_size
+    pre = _text(metadata, PREFIX + "pre")
+    eos_ids = {_token_id(metadata, PREFIX + key, vocab_size) for key in _END_KEYS}
+    ends = (TokenType.CONTROL, TokenType.USER_DEFINED)
+    eos_ids |= {ids[text] for text in _END_TEXTS if text in ids and token_types[ids[text]] in ends}
+    bos_token_id = _token_id(metadata, PREFIX + "bos_token_id", vocab_size)
+    bos_by_default = model == "llama" or pre in ("llama-bpe", "llama3", "llama-v3")
+    add_bos = _flag(metadata, PREFIX + "add_bos_token", default=bos_by_default)
+    if add_bos and bos_token_id is None:
+        raise ModelFileError(f"{PREFIX}add_bos_token is true but {PREFIX}bos_token_id is missing")
+    add_eos = _flag(metadata, PREFIX + "add_eos_token", default=False)
+    return Vocabulary(
+        model=model,
+        pre=pre,
+        tokens=tokens,
+        ids=ids,
+        token_types=token_types,
+        merges=_list(metadata, PREFIX + "merges"),
+        scores=_numbers(metadata, PREFIX + "scores", vocab_size),
+        bos_token_id=bos_token_id,
+        eos_token_ids=frozenset(i for i in eos_ids if i is not None),
+        unknown_token_id=_token_id(metadata, PREFIX + "unknown_token_id", vocab_size),
+        add_bos=add_bos,
+        final_eos_token_id=_token_id(metadata, PREFIX + "eos_token_id", vocab_size) if add_eos else None,
+        add_space_prefix=_flag(metadata, PREFIX + "add_space_prefix", default=model == "llama"),
+        chat_template=_text(metadata, "tokenizer.chat_template"),
+    )
+
+
+def _text(metadata: Mapping[str, Any], key: str, *, required: bool = False) -> str | None:
+    value = metadata.get(key)
+    if value is None and not required:
+        return None
+    if not isinstance(value, str):
+        raise ModelFileError(f"{key} must be a string, not {value!r}")
+    return value
+
+
+def _flag(metadata: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    value = metadata.get(key)
+    return default if value is None else bool(value)
+
+
+def _list(metadata: Mapping[str, Any], key: str) -> list[str]:
+    value = metadata.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ModelFileError(f"{key} must be an array of strings, not {type(value).__name__}")
+    return value
+
+
+def _numbers(metadata: Mapping[str, Any], key: str, vocab_size: int) -> list[Any]:
+    value = metadata.get(key)
+    if value is None:
+        return []
+    if isinstance(value, str) or not (isinstance(value, Sequence) or hasattr(value, "tolist")):
+        raise ModelFileError(f"{key} must be an array of numbers, not {type(value).__name__}")
+    numbers: list[Any] = value.tolist() if hasattr(value, "tolist") else list(value)
+    if len(numbers) != vocab_size:
+        raise ModelFileError(f"{key} has {len(numbers)} entries for a vocabulary of {vocab_size}")
+    return numbers
+
+
+def _token_id(metadata: Mapping[str, Any], key: str, vocab_size: int) -> int | None:
+    value = metadata.get(key)
+    if value is None:
+        return None
+    token_id = int(value)
+    if not 0 <= token_id < vocab_size:
+        raise ModelFileError(f"{key} is {token_id}, outside the vocabulary of {vocab_size}")
+    return token_id
