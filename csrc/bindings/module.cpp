@@ -1,0 +1,9 @@
+#include "bindings/bindings.h"
+
+NB_MODULE(_native, m) {
+  m.doc() = "hotloop's C++ core: kernels, thread team, step programs.";
+  hotloop::bind_runtime(m);
+  hotloop::bind_linear_kernels(m);
+  hotloop::bind_float_kernels(m);
+  hotloop::bind_program(m);
+}

@@ -1,0 +1,70 @@
+// Thread team, weights and the choice of a kernel set.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.h"
+#include "runtime/dispatch.h"
+#include "runtime/weights.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace hotloop {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::shared_ptr<WeightMatrix> make_matrix(WeightFormat format, int64_t rows, int64_t cols, const Bytes& src, ThreadTeam& team) {
+  if (rows < 1 || cols < 1 || static_cast<int64_t>(src.size()) != rows * source_row_bytes(format, cols)) {
+    throw std::invalid_argument("a weight matrix's bytes do not match its format and shape");
+  }
+  const uint8_t* data = src.data();
+  nb::gil_scoped_release release;
+  return std::make_shared<WeightMatrix>(format, rows, cols, data, team);
+}
+
+}  // namespace
+
+void bind_runtime(nb::module_& m) {
+  nb::enum_<WeightFormat>(m, "WeightFormat")
+      .value("F32", WeightFormat::F32).value("F16", WeightFormat::F16).value("BF16", WeightFormat::BF16)
+      .value("Q4_0", WeightFormat::Q4_0).value("Q4_1", WeightFormat::Q4_1).value("Q5_0", WeightFormat::Q5_0)
+      .value("Q8_0", WeightFormat::Q8_0).value("Q4_K", WeightFormat::Q4_K).value("Q6_K", WeightFormat::Q6_K);
+  nb::enum_<KvDtype>(m, "KvDtype").value("F32", KvDtype::F32).value("F16", KvDtype::F16);
+  nb::enum_<GatedActivation>(m, "GatedActivation")
+      .value("silu", GatedActivation::SiLU).value("gelu_tanh", GatedActivation::GeluTanh);
+  nb::enum_<RopeStyle>(m, "RopeStyle")
+      .value("interleaved", RopeStyle::Interleaved).value("half_split", RopeStyle::HalfSplit);
+
+  m.def("usable_isas", [] {
+    std::vector<std::string> names;
+    for (const auto* table : usable_kernels()) names.emplace_back(table->name);
+    return names;
+  }, "Kernel sets this machine can run, best first.");
+
+  nb::class_<ThreadTeam>(m, "ThreadTeam")
+      .def("__init__", [](ThreadTeam* self, int num_threads) {
+        if (num_threads < 1 || num_threads > 1024) throw std::invalid_argument("num_threads must be 1..1024");
+        new (self) ThreadTeam(num_threads);
+      }, "num_threads"_a)
+      .def_prop_ro("size", &ThreadTeam::size);
+
+  nb::class_<WeightMatrix>(m, "WeightMatrix")
+      .def(nb::new_(&make_matrix), "format"_a, "rows"_a, "cols"_a, "src"_a, "team"_a)
+      .def_prop_ro("rows", [](const WeightMatrix& w) { return w.matrix().rows; })
+      .def_prop_ro("cols", [](const WeightMatrix& w) { return w.matrix().cols; })
+      .def_prop_ro("format", [](const WeightMatrix& w) { return w.matrix().format; })
+      .def_prop_ro("nbytes", &WeightMatrix::nbytes);
+
+  nb::class_<WeightVector>(m, "WeightVector")
+      .def(nb::new_([](const Floats& src) {
+        return std::make_shared<WeightVector>(src.data(), static_cast<int64_t>(src.size()));
+      }), "src"_a)
+      .def_prop_ro("size", [](const WeightVector& v) { return v.size; })
+      .def_prop_ro("nbytes", [](const WeightVector& v) { return v.memory.size(); });
+}
+
+}  // namespace hotloop

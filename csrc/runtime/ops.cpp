@@ -1,0 +1,216 @@
+#include "runtime/ops.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/rope_table.h"
+
+namespace hotloop {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How a linear op is cut: row blocks x tokens. A few tokens: long row ranges, so that weights stream. Many: a tile's
+// weights and activations stay in the second-level cache.
+struct Tiling {
+  int64_t row_blocks, token_step, row_tiles, token_tiles;
+
+  Tiling(int64_t blocks, int64_t tokens, int threads) {
+    constexpr int64_t kFewTokens = 16, kTokenStep = 64, kRowBlocks = 16;
+    row_blocks = std::max<int64_t>(1, ceil_div(blocks, threads * 4));
+    token_step = tokens;
+    if (tokens > kFewTokens) {
+      row_blocks = std::min(row_blocks, kRowBlocks);
+      token_step = kTokenStep;
+    }
+    row_tiles = ceil_div(blocks, row_blocks);
+    token_tiles = ceil_div(tokens, token_step);
+  }
+  int64_t tiles() const { return row_tiles * token_tiles; }
+};
+
+int64_t row_blocks_of(const Matrix& matrix) { return ceil_div(matrix.rows, kRowBlock); }
+
+constexpr int64_t kMaxTileTokens = 64;
+
+}  // namespace
+
+void EmbedOp::run(const Step& step, int64_t t, float*) {
+  float* row = step.row(out, t);
+  step.kernels.dequantize_row(table->matrix(), step.batch.token_ids[t], row);
+  if (scale != 1.0f) step.kernels.scale(row, out.width, scale);
+}
+
+void PlanRopeOp::run(const Step& step, int64_t t, float*) {
+  const int64_t half = static_cast<int64_t>(inv_freq.size());
+  float* row = step.row(out, t);
+  rope_cos_sin(step.batch.positions + t, 1, inv_freq.data(), half, attention_factor, row, row + half);
+}
+
+void PlanAttentionOp::run(const Step& step, int64_t, float*) {
+  constexpr int64_t kTokenTile = 16;
+  work->clear();
+  const int32_t heads_per_kv = num_heads / num_kv_heads;
+  const Batch& batch = step.batch;
+  for (int32_t r = 0; r < batch.requests; ++r) {
+    // With fewer KV heads than threads, query heads of one KV head are shared out.
+    const bool split_heads = batch.requests * num_kv_heads < step.threads;
+    const int32_t head_step = split_heads ? std::max(1, static_cast<int32_t>(ceil_div(heads_per_kv, step.threads))) : heads_per_kv;
+    for (int64_t t = batch.query_start[r]; t < batch.query_start[r + 1]; t += kTokenTile) {
+      const int64_t end = std::min<int64_t>(t + kTokenTile, batch.query_start[r + 1]);
+      for (int32_t kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
+        for (int32_t h = 0; h < heads_per_kv; h += head_step) {
+          const int32_t begin = kv_head * heads_per_kv + h;
+          const int32_t count = std::min(head_step, heads_per_kv - h);
+          work->push_back({r, t, end, kv_head, begin, begin + count});
+        }
+      }
+    }
+  }
+}
+
+void NormOp::run(const Step& step, int64_t i, float* scratch) {
+  float* row = out.f32 ? step.row(out.f32, i) : scratch;
+  const float* add = residual ? step.row(residual, i) : nullptr;
+  step.kernels.rms_norm(step.row(x, i), gain->data(), add, x.width, eps, row);
+  if (out.quantized) step.quantize(row, x.width, out.quantized, i, 0);
+}
+
+int64_t LinearOp::tiles(const Step& step) const {
+  return Tiling(row_blocks_of(weight->matrix()), step.rows(out.extent), step.threads).tiles();
+}
+
+void LinearOp::run(const Step& step, int64_t tile, float*) {
+  const Matrix& w = weight->matrix();
+  const int64_t tokens = step.rows(out.extent);
+  const Tiling tiling(row_blocks_of(w), tokens, step.threads);
+  const int64_t block_begin = tile / tiling.token_tiles * tiling.row_blocks;
+  const int64_t block_end = std::min(block_begin + tiling.row_blocks, row_blocks_of(w));
+  const int64_t begin = tile % tiling.token_tiles * tiling.token_step;
+  const int64_t end = std::min(begin + tiling.token_step, tokens);
+
+  const int64_t col = block_begin * kRowBlock;
+  step.kernels.linear(w, step.activations(x), block_begin, block_end, begin, end, step.row(out, begin) + col, out.stride);
+  const int64_t n = std::min(block_end * kRowBlock, w.rows) - col;
+  if (!bias && !residual) return;
+  for (int64_t t = begin; t < end; ++t) {
+    float* y = step.row(out, t) + col;
+    if (bias) step.kernels.add(y, bias->data() + col, n, y);
+    if (residual) step.kernels.add(y, step.row(residual, t) + col, n, y);
+  }
+}
+
+int64_t QkvOp::tiles(const Step& step) const {
+  const int64_t rows = q->matrix().rows + k->matrix().rows + v->matrix().rows;
+  return rows / kv.head_dim * ceil_div(step.batch.tokens, kMaxTileTokens);
+}
+
+int64_t QkvOp::scratch_floats() const { return kMaxTileTokens * kv.head_dim; }
+
+void QkvOp::run(const Step& step, int64_t tile, float* scratch) {
+  const int64_t token_tiles = ceil_div(step.batch.tokens, kMaxTileTokens);
+  const int64_t begin = tile % token_tiles * kMaxTileTokens;
+  const int64_t end = std::min(begin + kMaxTileTokens, step.batch.tokens);
+  const int64_t d = kv.head_dim;
+  const int64_t num_heads = q->matrix().rows / d;
+
+  int64_t head = tile / token_tiles;
+  const WeightMatrix* weight = q.get();
+  const WeightVector* bias = q_bias.get();
+  const WeightVector* norm = q_norm.get();
+  uint8_t* cache = nullptr;
+  bool rotate = static_cast<bool>(rope);
+  if (head >= num_heads + kv.num_kv_heads) {
+    head -= num_heads + kv.num_kv_heads;
+    weight = v.get(), bias = v_bias.get(), norm = nullptr, cache = kv.v, rotate = false;
+  } else if (head >= num_heads) {
+    head -= num_heads;
+    weight = k.get(), bias = k_bias.get(), norm = k_norm.get(), cache = kv.k;
+  }
+
+  const int64_t blocks = d / kRowBlock;
+  step.kernels.linear(weight->matrix(), step.activations(x), head * blocks, (head + 1) * blocks, begin, end, scratch, d);
+  const int64_t item = kv.dtype == KvDtype::F32 ? 4 : 2;
+  const int64_t* slots = step.batch.groups[kv.group].slot_mapping;
+  for (int64_t t = begin; t < end; ++t) {
+    float* y = scratch + (t - begin) * d;
+    if (bias) step.kernels.add(y, bias->data() + head * d, d, y);
+    if (norm) step.kernels.rms_norm(y, norm->data(), nullptr, d, norm_eps, y);
+    if (rotate) {
+      const float* cos = step.row(rope, t);
+      step.kernels.rope(y, cos, cos + rot_dim / 2, rot_dim, style);
+    }
+    if (cache == nullptr) {
+      std::memcpy(step.row(out, t) + head * d, y, d * sizeof(float));
+    } else {
+      const int64_t block = slots[t] / kv.block_size, slot = slots[t] % kv.block_size;
+      uint8_t* dst = cache + block * kv.block_stride_bytes + (head * kv.block_size + slot) * d * item;
+      step.kernels.store_kv(y, d, kv.dtype, dst);
+    }
+  }
+}
+
+int64_t AttentionOp::scratch_floats() const {
+  return attention_scratch_floats(kv.head_dim, num_heads / kv.num_kv_heads);
+}
+
+void AttentionOp::run(const Step& step, int64_t tile, float* scratch) {
+  const AttentionTile& item = (*work)[tile];
+  const BatchGroup& group = step.batch.groups[kv.group];
+  const AttentionArgs args = {
+      step.row(q, 0), step.row(out.f32, 0), kv.k, kv.v, kv.block_stride_bytes,
+      group.block_tables + item.request * group.max_blocks, step.batch.positions,
+      kv.block_size, num_heads, kv.num_kv_heads, kv.head_dim, kv.window, kv.dtype, scale, softcap};
+  step.kernels.attention(args, item.token_begin, item.token_end, item.kv_head, item.head_begin, item.head_end, scratch);
+  if (!out.quantized) return;
+  const int64_t col = static_cast<int64_t>(item.head_begin) * kv.head_dim;
+  const int64_t n = static_cast<int64_t>(item.head_end - item.head_begin) * kv.head_dim;
+  for (int64_t t = item.token_begin; t < item.token_end; ++t) {
+    step.quantize(step.row(out.f32, t) + col, n, out.quantized, t, col);
+  }
+}
+
+// A tile holds at least the 32 rows of one activation group of the next linear op, so it can quantize what it made.
+namespace {
+constexpr int64_t kGateUpRows = 64;
+}
+
+int64_t GateUpOp::tiles(const Step& step) const {
+  return ceil_div(gate->matrix().rows, kGateUpRows) * ceil_div(step.batch.tokens, kMaxTileTokens);
+}
+
+int64_t GateUpOp::scratch_floats() const { return 2 * kMaxTileTokens * kGateUpRows; }
+
+void GateUpOp::run(const Step& step, int64_t tile, float* scratch) {
+  const int64_t token_tiles = ceil_div(step.batch.tokens, kMaxTileTokens);
+  const int64_t begin = tile % token_tiles * kMaxTileTokens;
+  const int64_t end = std::min(begin + kMaxTileTokens, step.batch.tokens);
+  const int64_t row = tile / token_tiles * kGateUpRows;
+  const int64_t n = std::min(kGateUpRows, gate->matrix().rows - row);
+  const int64_t block_begin = row / kRowBlock, block_end = block_begin + ceil_div(n, kRowBlock);
+
+  float* gates = scratch;
+  float* ups = scratch + kMaxTileTokens * kGateUpRows;
+  const Activations a = step.activations(x);
+  step.kernels.linear(gate->matrix(), a, block_begin, block_end, begin, end, gates, kGateUpRows);
+  step.kernels.linear(up->matrix(), a, block_begin, block_end, begin, end, ups, kGateUpRows);
+  for (int64_t t = begin; t < end; ++t) {
+    float* g = gates + (t - begin) * kGateUpRows;
+    step.kernels.gated(g, ups + (t - begin) * kGateUpRows, n, activation, g);
+    if (out.f32) std::memcpy(step.row(out.f32, t) + row, g, n * sizeof(float));
+    if (out.quantized) step.quantize(g, n, out.quantized, t, row);
+  }
+}
+
+void QuantizeOp::run(const Step& step, int64_t i, float*) { step.quantize(step.row(x, i), x.width, out, i, 0); }
+
+void SelectLogitsRowsOp::run(const Step& step, int64_t i, float*) {
+  std::memcpy(step.row(out, i), step.row(x, step.batch.logits_rows[i]), x.width * sizeof(float));
+}
+
+void SoftcapOp::run(const Step& step, int64_t i, float*) {
+  std::memcpy(step.row(out, i), step.row(x, i), x.width * sizeof(float));
+  step.kernels.softcap(step.row(out, i), x.width, cap);
+}
+
+}  // namespace hotloop

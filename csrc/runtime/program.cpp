@@ -1,0 +1,77 @@
+#include "runtime/program.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace hotloop {
+namespace {
+
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// The four arrays of a QuantizedBuffer, one after another, each 64-byte aligned.
+struct QuantizedLayout {
+  int64_t scale, scaled_sum, sum16, total;
+  QuantizedLayout(int64_t rows, int64_t cols) {
+    scale = round_up(rows * cols, 64);
+    scaled_sum = scale + round_up(rows * (cols / kGroupSize) * 4, 64);
+    sum16 = scaled_sum + round_up(rows * (cols / kGroupSize) * 4, 64);
+    total = sum16 + round_up(rows * (cols / 16) * 2, 64);
+  }
+};
+
+}  // namespace
+
+int64_t quantized_bytes(int64_t rows, int64_t cols) { return QuantizedLayout(rows, cols).total; }
+
+QuantizedActivations Step::quantized(const QuantizedBuffer& buffer) const {
+  if (!buffer) return {nullptr, nullptr, nullptr, nullptr, 0};
+  const QuantizedLayout layout(max_rows, buffer.cols);
+  uint8_t* base = arena + buffer.offset;
+  return {reinterpret_cast<int8_t*>(base), reinterpret_cast<float*>(base + layout.scale),
+          reinterpret_cast<float*>(base + layout.scaled_sum), reinterpret_cast<int16_t*>(base + layout.sum16), buffer.cols};
+}
+
+Activations Step::activations(const Input& input) const {
+  const float* f32 = input.f32 ? row(input.f32, 0) : nullptr;
+  return {quantized(input.quantized), f32, input.quantized ? input.quantized.cols : input.f32.stride};
+}
+
+void Step::quantize(const float* x, int64_t n, const QuantizedBuffer& out, int64_t i, int64_t col) const {
+  const QuantizedActivations a = quantized(out);
+  const int64_t k = i * a.cols + col;
+  kernels.quantize_row(x, n, a.q + k, a.scale + k / kGroupSize, a.scaled_sum + k / kGroupSize, a.sum16 + k / 16);
+}
+
+void Program::finish(int64_t arena_bytes) {
+  counters_ = std::make_unique<Counter[]>(ops_.size());
+  arena_ = AlignedBuffer(arena_bytes);
+  for (const auto& op : ops_) scratch_stride_floats_ = std::max(scratch_stride_floats_, op->scratch_floats());
+  scratch_stride_floats_ = round_up(scratch_stride_floats_, 16);
+  scratch_ = AlignedBuffer(scratch_stride_floats_ * 4 * team_->size());
+}
+
+void Program::replay(const Batch& batch) {
+  if (batch.tokens < 1 || batch.tokens > max_tokens_) throw std::invalid_argument("batch does not fit the program");
+  for (size_t i = 0; i < ops_.size(); ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+
+  struct Context {
+    Program& program;
+    Step step;
+  } context{*this, Step{kernels_, batch, arena_.data(), max_tokens_, team_->size()}};
+  team_->run(
+      [](void* p, int thread) {
+        auto& [program, step] = *static_cast<Context*>(p);
+        float* scratch = reinterpret_cast<float*>(program.scratch_.data()) + thread * program.scratch_stride_floats_;
+        for (size_t i = 0; i < program.ops_.size(); ++i) {
+          Op& op = *program.ops_[i];
+          const int64_t tiles = op.tiles(step);
+          for (int64_t tile; (tile = program.counters_[i].next.fetch_add(1, std::memory_order_relaxed)) < tiles;) {
+            op.run(step, tile, scratch);
+          }
+          program.team_->barrier();
+        }
+      },
+      &context);
+}
+
+}  // namespace hotloop

@@ -1,0 +1,104 @@
+// A step program: a flat list of kernel launches over one arena, recorded once and replayed for every batch.
+// Each op splits its work into tiles; the team's threads take tiles from an atomic counter and meet at a barrier after
+// the op. Tiles split rows, tokens and heads, never a reduction, so no result depends on threads or tile sizes.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/kernel_table.h"
+#include "runtime/aligned.h"
+#include "runtime/batch.h"
+#include "runtime/thread_team.h"
+#include "runtime/weights.h"
+
+namespace hotloop {
+
+enum class Extent : int32_t { Tokens, Logits };
+
+// f32 [extent, width] in the arena, rows `stride` floats apart (a multiple of 16). offset < 0: absent.
+struct Buffer {
+  int64_t offset = -1;  // bytes
+  int64_t width = 0;
+  int64_t stride = 0;
+  Extent extent = Extent::Tokens;
+  explicit operator bool() const { return offset >= 0; }
+};
+
+// The int8 form of a value: where its arrays start in the arena. See quantized_bytes().
+struct QuantizedBuffer {
+  int64_t offset = -1;  // bytes
+  int64_t cols = 0;
+  explicit operator bool() const { return offset >= 0; }
+};
+
+// What a linear op reads: the int8 form when present, else f32.
+struct Input {
+  Buffer f32;
+  QuantizedBuffer quantized;
+};
+
+// Bytes of a QuantizedBuffer of `rows` rows.
+int64_t quantized_bytes(int64_t rows, int64_t cols);
+
+struct Step {
+  const KernelTable& kernels;
+  const Batch& batch;
+  uint8_t* arena;
+  int64_t max_rows;
+  int threads;
+
+  int64_t rows(Extent extent) const { return extent == Extent::Tokens ? batch.tokens : batch.logits; }
+  float* row(const Buffer& buffer, int64_t i) const {
+    return reinterpret_cast<float*>(arena + buffer.offset) + i * buffer.stride;
+  }
+  QuantizedActivations quantized(const QuantizedBuffer& buffer) const;
+  Activations activations(const Input& input) const;
+  // Writes columns [col, col + n) of row i in the int8 form.
+  void quantize(const float* x, int64_t n, const QuantizedBuffer& out, int64_t i, int64_t col) const;
+};
+
+class Op {
+ public:
+  virtual ~Op() = default;
+  virtual const char* name() const = 0;
+  virtual int64_t tiles(const Step& step) const = 0;
+  virtual void run(const Step& step, int64_t tile, float* scratch) = 0;
+  virtual int64_t scratch_floats() const { return 0; }
+};
+
+class Program {
+ public:
+  Program(const KernelTable& kernels, std::shared_ptr<ThreadTeam> team, int64_t max_tokens)
+      : kernels_(kernels), team_(std::move(team)), max_tokens_(max_tokens) {}
+
+  void add(std::unique_ptr<Op> op) { ops_.push_back(std::move(op)); }
+  const std::vector<std::unique_ptr<Op>>& ops() const { return ops_; }
+  // Allocates arena and scratch; no op may be added afterwards.
+  void finish(int64_t arena_bytes);
+  void replay(const Batch& batch);
+
+  const float* row(const Buffer& buffer, int64_t i) const {
+    return reinterpret_cast<const float*>(arena_.data() + buffer.offset) + i * buffer.stride;
+  }
+  const KernelTable& kernels() const { return kernels_; }
+  int64_t max_tokens() const { return max_tokens_; }
+  int64_t arena_bytes() const { return arena_.size(); }
+
+ private:
+  struct alignas(64) Counter {
+    std::atomic<int64_t> next{0};
+  };
+
+  const KernelTable& kernels_;
+  std::shared_ptr<ThreadTeam> team_;
+  int64_t max_tokens_;
+  std::vector<std::unique_ptr<Op>> ops_;
+  std::unique_ptr<Counter[]> counters_;
+  AlignedBuffer arena_;
+  AlignedBuffer scratch_;
+  int64_t scratch_stride_floats_ = 0;
+};
+
+}  // namespace hotloop
