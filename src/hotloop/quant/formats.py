@@ -9,6 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.quant.codecs import PACK, UNPACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +102,134 @@ FORMATS_BY_TYPE_ID: Mapping[int, WeightFormat] = MappingProxyType(
     {weight_format.type_id: weight_format for weight_format in WEIGHT_FORMATS.values()}
 )
 """The same formats by ggml type id."""
+
+DEQUANTIZABLE_FORMATS: tuple[str, ...] = ("F32", "F16", "BF16", *UNPACK)
+"""Formats that `dequantize` defines."""
+QUANTIZABLE_FORMATS: tuple[str, ...] = ("F32", "F16", "BF16", *PACK)
+"""Formats that `quantize` writes."""
+
+_CHUNK_ELEMENTS = 1 << 18  # bounds the temporaries of a large tensor and keeps them in cache
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedGroups:
+    """A tensor as integers and group parameters: element = scale * code + minimum of its group, in float32.
+
+    codes: int8 [..., K]. scales: float32 [..., K / group_size]. minimums: like scales, or None where the
+    format has none. The product and the sum are each rounded to float32.
+    """
+
+    codes: NDArray[np.int8]
+    scales: NDArray[np.float32]
+    minimums: NDArray[np.float32] | None
+
+
+def unpack(format: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> QuantizedGroups:
+    """Return the codes, scales and minimums of a tensor in a quantized format.
+
+    data: uint8 [tensor_bytes], as in the file. shape: numpy order, K last.
+
+    Raises: ValueError if the format has no codes (floats), is not defined here, or data and shape disagree.
+    """
+    weight_format = WEIGHT_FORMATS.get(format)
+    if weight_format is None or format not in UNPACK:
+        raise ValueError(
+            f"no integer codes are defined for the format {format!r}; known: {', '.join(UNPACK)}"
+        )
+    codes, scales, minimums = UNPACK[format](_superblocks(weight_format, data, shape))
+    group_shape = (*shape[:-1], shape[-1] // weight_format.group_size)
+    return QuantizedGroups(
+        codes.reshape(shape),
+        scales.reshape(group_shape),
+        None if minimums is None else minimums.reshape(group_shape),
+    )
+
+
+def dequantize(format: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return the exact values a tensor stands for: float32 of `shape`. This is the definition of the formats.
+
+    F16 and BF16 are widened, which is exact; quantized formats are scale * code + minimum (see
+    `QuantizedGroups`). Scales that are infinite or NaN give infinite or NaN elements.
+
+    data: uint8 [tensor_bytes], as in the file. shape: numpy order, K last.
+
+    Raises: ValueError if the format is not defined here, or data and shape disagree.
+    """
+    if format not in DEQUANTIZABLE_FORMATS:
+        known = ", ".join(DEQUANTIZABLE_FORMATS)
+        raise ValueError(f"the format {format!r} cannot be dequantized; known: {known}")
+    weight_format = WEIGHT_FORMATS[format]
+    superblocks = _superblocks(weight_format, data, shape)
+    out = np.empty((len(superblocks), weight_format.superblock_size), np.float32)
+    step = _CHUNK_ELEMENTS // weight_format.superblock_size
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, len(superblocks), step):
+            chunk = slice(start, start + step)
+            out[chunk] = _dequantize_superblocks(weight_format, np.ascontiguousarray(superblocks[chunk]))
+    return out.reshape(shape)
+
+
+def quantize(format: str, values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return `values` in a weight format, as it would lie in a file: uint8 [tensor_bytes].
+
+    values: any float dtype, [..., K], K last, converted to float32 first. F16 and BF16 round to nearest even.
+
+    Raises: ValueError if the format cannot be written here, K is not a multiple of its superblock, or
+    (quantized formats) a value is NaN or infinite, or so large that its scale does not fit f16.
+    """
+    if format not in QUANTIZABLE_FORMATS:
+        raise ValueError(f"cannot quantize to the format {format!r}; known: {', '.join(QUANTIZABLE_FORMATS)}")
+    weight_format = WEIGHT_FORMATS[format]
+    weight_format.tensor_bytes(values.shape)
+    floats = np.ascontiguousarray(values, np.float32)
+    if format == "F32":
+        stored: NDArray[Any] = floats.astype("<f4")
+    elif format == "F16":
+        with np.errstate(over="ignore"):
+            stored = floats.astype("<f2")
+    elif format == "BF16":
+        stored = _to_bf16(floats)
+    elif not np.isfinite(floats).all():
+        raise ValueError(f"cannot quantize NaN or infinite weights to {format}")
+    else:
+        stored = PACK[format](floats.reshape(-1, weight_format.superblock_size))
+    return stored.reshape(-1).view(np.uint8)
+
+
+def _superblocks(
+    weight_format: WeightFormat, data: NDArray[np.uint8], shape: tuple[int, ...]
+) -> NDArray[np.uint8]:
+    """data as uint8 [superblocks, superblock_bytes], checked against `shape`."""
+    nbytes = weight_format.tensor_bytes(shape)
+    if data.dtype != np.uint8 or data.size != nbytes:
+        raise ValueError(
+            f"a {weight_format.name} tensor of shape {shape} is {nbytes} bytes, "
+            f"not {data.size} of {data.dtype}"
+        )
+    return data.reshape(-1, weight_format.superblock_bytes)
+
+
+def _dequantize_superblocks(
+    weight_format: WeightFormat, superblocks: NDArray[np.uint8]
+) -> NDArray[np.float32]:
+    """uint8 [n, superblock_bytes] -> float32 [n, superblock_size]."""
+    if weight_format.name == "F32":
+        return superblocks.view("<f4")
+    if weight_format.name == "F16":
+        return superblocks.view("<f2").astype(np.float32)
+    if weight_format.name == "BF16":
+        return (superblocks.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    codes, scales, minimums = UNPACK[weight_format.name](superblocks)
+    groups = codes.reshape(*scales.shape, weight_format.group_size)
+    values = scales[..., None] * groups.astype(np.float32)
+    if minimums is not None:
+        values += minimums[..., None]
+    return values.reshape(len(superblocks), -1)
+
+
+def _to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to nearest even; a NaN becomes quiet and keeps its sign and upper payload."""
+    bits = values.view(np.uint32)
+    rounded = (bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16
+    quiet = bits >> 16 | 0x40
+    return np.where(np.isnan(values), quiet, rounded).astype("<u2")

@@ -38,8 +38,8 @@ class GGUFFile:
     tensors: of all parts.
     nbytes: total size of the files.
 
-    Tensor views stay valid after `close`: a mapping is released together with its last view. The file must not
-    be truncated while it is mapped.
+    Tensor views stay valid after `close`: a mapping is released together with its last view. The file must
+    not be truncated while it is mapped.
     """
 
     def __init__(self, path: Path, paths: tuple[Path, ...], parts: list[tuple[mmap, Header]]) -> None:

@@ -46,8 +46,10 @@ _U64 = struct.Struct("<Q")
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS = {
     type_id: np.dtype(code)
-    for type_id, code in enumerate("u1 i1 <u2 <i2 <u4 <i4 <f4 u1 - - <u8 <i8 <f8".split())
-    if code != "-"
+    for type_id, code in enumerate(
+        ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "u1", None, None, "<u8", "<i8", "<f8")
+    )
+    if code is not None
 }
 
 
@@ -285,7 +287,7 @@ class _Parser:
             if data_start + offset + nbytes > self._size:
                 self._fail(
                     f"tensor {quote(name)} of shape {tensors[name].shape} needs bytes "
-                    f"{data_start + offset} to {data_start + offset + nbytes}, but the file ends at {self._size}: it is truncated or "
-                    "damaged; download it again"
+                    f"{data_start + offset} to {data_start + offset + nbytes}, but the file ends at "
+                    f"{self._size}: it is truncated or damaged; download it again"
                 )
             previous, previous_end = name, offset + nbytes
