@@ -1,0 +1,102 @@
+"""ModelConfig: what the mathematics of a dense decoder depends on, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotloop.ops.protocol import Activation, KVGroup, Rope, RopeStyle
+from hotloop.ops.rope import RopeScaling, rope_frequencies, yarn_attention_factor
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding as a model file describes it; `rope` turns it into frequencies.
+
+    dim: rotated elements of a head, even; the rest pass unchanged. original_context: tokens.
+    attention_factor: on top of what YaRN itself prescribes. freq_factors: one divisor per pair.
+    """
+
+    style: RopeStyle
+    dim: int
+    base: float
+    scaling: RopeScaling = "none"
+    factor: float = 1.0
+    original_context: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    freq_factors: tuple[float, ...] | None = None
+
+    def rope(self) -> Rope:
+        """The frequencies with all scaling applied."""
+        yarn = yarn_attention_factor(self.factor) if self.scaling == "yarn" else 1.0
+        frequencies = rope_frequencies(
+            self.dim,
+            self.base,
+            scaling=self.scaling,
+            factor=self.factor,
+            original_context=self.original_context,
+            beta_fast=self.beta_fast,
+            beta_slow=self.beta_slow,
+            freq_factors=self.freq_factors,
+        )
+        return Rope(frequencies, self.style, self.attention_factor * yarn)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What differs between the layers of a model. window: tokens a query sees, itself included; None: all."""
+
+    rope: RopeConfig
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A dense decoder. Lengths in elements, context_length in tokens.
+
+    attention_scale: factor of q . k. attention_softcap, final_softcap: cap of the scores and of the logits,
+    0 for none. embedding_scale: factor of the embedding rows. tied_embeddings: logits use token_embd.
+    qkv_bias, attention_output_bias, qk_norm: which optional parameters the layers have.
+    """
+
+    architecture: str
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    attention_scale: float
+    activation: Activation
+    layers: tuple[LayerConfig, ...]
+    tied_embeddings: bool
+    embedding_scale: float = 1.0
+    attention_softcap: float = 0.0
+    final_softcap: float = 0.0
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    qk_norm: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+
+def kv_groups(config: ModelConfig) -> tuple[KVGroup, ...]:
+    """One KV group per distinct window, in the order of each one's first layer.
+
+    Most models have one group. gemma3 has two: group 0 the sliding layers, group 1 the full ones.
+    """
+    windows = dict.fromkeys(layer.window for layer in config.layers)
+    return tuple(
+        KVGroup(
+            layers=tuple(i for i, layer in enumerate(config.layers) if layer.window == window),
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            window=window,
+        )
+        for window in windows
+    )

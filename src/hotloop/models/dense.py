@@ -1,0 +1,238 @@
+"""What dense decoders share: the common configuration, the pre-norm block, the two ends of the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hotloop.errors import ModelFileError
+from hotloop.models.config import LayerConfig, ModelConfig, RopeConfig, kv_groups
+from hotloop.models.metadata import ArchMetadata
+from hotloop.ops.protocol import QKV, Activation, Ops, Plan, RopeStyle, Value, Weights
+from hotloop.ops.rope import RopeScaling
+from hotloop.weights.gguf import GGUFFile
+
+Output = Literal["logits", "hidden_states"]
+
+_SCALINGS: Mapping[str, RopeScaling] = {"none": "none", "linear": "linear", "yarn": "yarn"}
+
+
+def read_dense_config(
+    meta: ArchMetadata,
+    *,
+    rope_style: RopeStyle,
+    activation: Activation = "silu",
+    rope_factors: bool = True,
+    qkv_bias: bool = False,
+    attention_output_bias: bool = False,
+    qk_norm: bool = False,
+) -> ModelConfig:
+    """Read the keys that all dense decoders have; every layer gets the same rope, and full attention.
+
+    rope_factors: whether the architecture knows the tensor rope_freqs.weight.
+    Raises: ModelFileError naming the key that is missing, malformed or not implemented.
+    """
+    num_layers = meta.size("block_count")
+    if num_layers > len(meta.gguf.tensors):
+        raise meta.error("block_count", f"is {num_layers}, but the file has {len(meta.gguf.tensors)} tensors")
+    hidden_size = meta.size("embedding_length")
+    num_heads = meta.size("attention.head_count")
+    num_kv_heads = meta.size("attention.head_count_kv", num_heads)
+    if num_heads % num_kv_heads:
+        raise meta.error(
+            "attention.head_count_kv", f"is {num_kv_heads}, which does not divide {num_heads} heads"
+        )
+    if not meta.has("attention.key_length") and hidden_size % num_heads:
+        raise meta.error("embedding_length", f"is {hidden_size}, not a multiple of {num_heads} heads")
+    head_dim = meta.size("attention.key_length", max(hidden_size // num_heads, 1))
+    if meta.size("attention.value_length", head_dim) != head_dim:
+        raise meta.error(
+            "attention.value_length", f"must equal the key length {head_dim}; others are unsupported"
+        )
+    context_length = meta.size("context_length")
+    embedding = meta.gguf.tensors.get("token_embd.weight")
+    return ModelConfig(
+        architecture=meta.architecture,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=meta.size("feed_forward_length"),
+        vocab_size=embedding.shape[0] if embedding else 0,
+        context_length=context_length,
+        norm_eps=meta.number("attention.layer_norm_rms_epsilon"),
+        attention_scale=meta.number("attention.scale", as_float32(1 / math.sqrt(head_dim))),
+        activation=activation,
+        layers=(LayerConfig(_read_rope(meta, rope_style, head_dim, context_length, rope_factors)),)
+        * num_layers,
+        tied_embeddings="output.weight" not in meta.gguf.tensors,
+        qkv_bias=qkv_bias,
+        attention_output_bias=attention_output_bias,
+        qk_norm=qk_norm,
+    )
+
+
+def as_float32(value: float) -> float:
+    """The nearest float32: model constants are float32 wherever they are computed."""
+    return float(np.float32(value))
+
+
+def _read_rope(
+    meta: ArchMetadata, style: RopeStyle, head_dim: int, context_length: int, factors: bool
+) -> RopeConfig:
+    dim = meta.size("rope.dimension_count", head_dim)
+    if dim > head_dim or dim % 2:
+        raise meta.error(
+            "rope.dimension_count", f"must be even and at most the head_dim {head_dim}, but is {dim}"
+        )
+    base = meta.number("rope.freq_base", 10000.0)
+    if base <= 1:
+        raise meta.error("rope.freq_base", f"must be greater than 1, but is {base}")
+    # A file with a factor and no type is from before there were types: linear was all there was.
+    legacy_factor = meta.number("rope.scale_linear", 1.0)
+    factor = meta.number("rope.scaling.factor", legacy_factor)
+    scaling = meta.text("rope.scaling.type", "linear" if factor != 1.0 else "none")
+    if scaling not in _SCALINGS:
+        raise meta.error(
+            "rope.scaling.type", f"is {scaling!r:.40}; hotloop implements {', '.join(_SCALINGS)}"
+        )
+    beta_fast = meta.number("rope.scaling.yarn_beta_fast", 32.0)
+    beta_slow = meta.number("rope.scaling.yarn_beta_slow", 1.0)
+    return RopeConfig(
+        style=style,
+        dim=dim,
+        base=base,
+        scaling=_SCALINGS[scaling],
+        factor=factor if scaling != "none" else 1.0,
+        original_context=meta.size("rope.scaling.original_context_length", context_length),
+        attention_factor=meta.number("rope.scaling.attn_factor", 1.0),
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+        freq_factors=_read_rope_factors(meta.gguf, dim) if factors else None,
+    )
+
+
+def _read_rope_factors(gguf: GGUFFile, dim: int) -> tuple[float, ...] | None:
+    """The tensor rope_freqs.weight, float32 [dim / 2], if the file has it."""
+    name = "rope_freqs.weight"
+    tensor = gguf.tensors.get(name)
+    if tensor is None:
+        return None
+    if tensor.format != "F32" or tensor.shape != (dim // 2,):
+        raise ModelFileError(
+            f"{gguf.path}: tensor {name} must be F32 [{dim // 2}], "
+            f"but is {tensor.format} {list(tensor.shape)}"
+        )
+    factors = gguf.data(name).view("<f4")
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        raise ModelFileError(f"{gguf.path}: tensor {name} must hold finite numbers greater than 0")
+    return tuple(factors.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """The plans of one layer: rotations and attention work."""
+
+    rope: Plan
+    attention: Plan
+
+
+def plan_layers(ops: Ops, config: ModelConfig, layers: range | None) -> list[LayerPlan]:
+    """Plan each distinct rope and KV group once and hand the plans to the layers that are to run.
+
+    layers: which layers, from 0 on; None for all. Raises ValueError for a range that is not 0, 1, ..., n.
+    """
+    chosen = range(config.num_layers) if layers is None else layers
+    if chosen.start != 0 or chosen.step != 1 or not 0 < len(chosen) <= config.num_layers:
+        raise ValueError(f"layers must be range(0, n) with n from 1 to {config.num_layers}, but is {layers}")
+    group_of = {layer: i for i, group in enumerate(kv_groups(config)) for layer in group.layers}
+    ropes: dict[RopeConfig, Plan] = {}
+    attention: dict[int, Plan] = {}
+    plans = []
+    for layer in chosen:
+        rope_config, group = config.layers[layer].rope, group_of[layer]
+        if rope_config not in ropes:
+            ropes[rope_config] = ops.plan_rope(rope_config.rope())
+        if group not in attention:
+            attention[group] = ops.plan_attention(group)
+        plans.append(LayerPlan(ropes[rope_config], attention[group]))
+    return plans
+
+
+def qkv_weights(weights: Weights, config: ModelConfig, layer: int) -> QKV:
+    """The weights of a layer's QKV projection, with the biases and head norms that the model has."""
+    blk, hidden, head_dim = f"blk.{layer}.", config.hidden_size, config.head_dim
+    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    bias, norm = config.qkv_bias, config.qk_norm
+    return QKV(
+        q=weights.matrix(blk + "attn_q.weight", q_size, hidden),
+        k=weights.matrix(blk + "attn_k.weight", kv_size, hidden),
+        v=weights.matrix(blk + "attn_v.weight", kv_size, hidden),
+        q_bias=weights.vector(blk + "attn_q.bias", q_size) if bias else None,
+        k_bias=weights.vector(blk + "attn_k.bias", kv_size) if bias else None,
+        v_bias=weights.vector(blk + "attn_v.bias", kv_size) if bias else None,
+        q_norm=weights.vector(blk + "attn_q_norm.weight", head_dim) if norm else None,
+        k_norm=weights.vector(blk + "attn_k_norm.weight", head_dim) if norm else None,
+        norm_eps=config.norm_eps,
+    )
+
+
+def pre_norm_block(
+    ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan
+) -> Value:
+    """x + attention(norm(x)), then x + down(act(gate(norm(x))) * up(norm(x))): Llama's and Qwen's block."""
+    blk, hidden, inner, eps = f"blk.{layer}.", config.hidden_size, config.intermediate_size, config.norm_eps
+    heads = config.num_heads * config.head_dim
+
+    h = ops.norm(x, weights.vector(blk + "attn_norm.weight", hidden), eps)
+    q = ops.qkv(h, qkv_weights(weights, config, layer), plan.rope, layer)
+    a = ops.attention(
+        q, plan.attention, layer, scale=config.attention_scale, softcap=config.attention_softcap
+    )
+    output_bias = weights.vector(blk + "attn_output.bias", hidden) if config.attention_output_bias else None
+    x = ops.linear(a, weights.matrix(blk + "attn_output.weight", hidden, heads), bias=output_bias, residual=x)
+
+    h = ops.norm(x, weights.vector(blk + "ffn_norm.weight", hidden), eps)
+    g = ops.gate_up(
+        h,
+        weights.matrix(blk + "ffn_gate.weight", inner, hidden),
+        weights.matrix(blk + "ffn_up.weight", inner, hidden),
+        config.activation,
+    )
+    return ops.linear(g, weights.matrix(blk + "ffn_down.weight", hidden, inner), residual=x)
+
+
+def embed(ops: Ops, weights: Weights, config: ModelConfig) -> Value:
+    """The scaled embedding rows of the step's tokens: [T, hidden]."""
+    table = weights.matrix("token_embd.weight", config.vocab_size, config.hidden_size)
+    return ops.embed(table, scale=config.embedding_scale)
+
+
+def finish(ops: Ops, x: Value, weights: Weights, config: ModelConfig, output: Output) -> Value:
+    """The final norm, and the logits of the rows that need them: [T, hidden] or [L, vocab_size]."""
+    gain = weights.vector("output_norm.weight", config.hidden_size)
+    if output == "hidden_states":
+        return ops.norm(x, gain, config.norm_eps)
+    x = ops.norm(ops.select_logits_rows(x), gain, config.norm_eps)
+    name = "token_embd.weight" if config.tied_embeddings else "output.weight"
+    logits = ops.linear(x, weights.matrix(name, config.vocab_size, config.hidden_size))
+    return ops.softcap(logits, config.final_softcap) if config.final_softcap else logits
+
+
+def pre_norm_forward(
+    ops: Ops,
+    weights: Weights,
+    config: ModelConfig,
+    layers: range | None = None,
+    output: Output = "logits",
+) -> Value:
+    """A whole model of pre-norm blocks. layers: range(0, n) leaves early. Returns as `finish`."""
+    plans = plan_layers(ops, config, layers)
+    x = embed(ops, weights, config)
+    for layer, plan in enumerate(plans):
+        x = pre_norm_block(ops, x, weights, config, layer, plan)
+    return finish(ops, x, weights, config, output)

@@ -1,0 +1,116 @@
+"""Gemma 3 (text): norms before and after both halves of a block, and mostly sliding-window layers.
+
+Five of six layers see the last `sliding_window` tokens and rotate with a local base; every sixth sees all
+and rotates with the global base and its scaling. Embedding rows are multiplied by sqrt(hidden_size). Norm
+gains in a GGUF file are complete: the converter has added the 1 of the checkpoint's (1 + w).
+Source: Gemma 3 technical report (arXiv 2503.19786), and the checkpoints' configuration defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hotloop.models.config import LayerConfig, ModelConfig, RopeConfig
+from hotloop.models.dense import (
+    LayerPlan,
+    Output,
+    as_float32,
+    embed,
+    finish,
+    plan_layers,
+    qkv_weights,
+    read_dense_config,
+)
+from hotloop.models.metadata import ArchMetadata
+from hotloop.models.tensors import dense_shapes, per_layer
+from hotloop.ops.protocol import Ops, Value, Weights
+
+# Files with the vision tower in them are served as text models.
+HARMLESS_PREFIXES = ("vision.", "mm.")
+
+_LAYERS_27B, _HIDDEN_27B = 62, 5376
+
+
+def read_config(meta: ArchMetadata) -> ModelConfig:
+    """The configuration in a file's metadata. Raises ModelFileError naming the key at fault."""
+    meta.number("rope.freq_base")  # required: what a missing one means is not agreed
+    config = read_dense_config(
+        meta, rope_style="half_split", activation="gelu_tanh", rope_factors=False, qk_norm=True
+    )
+    local_base = meta.number("rope.local.freq_base", 10000.0)
+    local_base = meta.number("rope.freq_base_swa", local_base)
+    if local_base <= 1:
+        raise meta.error("rope.freq_base_swa", f"must be greater than 1, but is {local_base}")
+    attention_scale = config.attention_scale
+    is_27b = (config.num_layers, config.hidden_size) == (_LAYERS_27B, _HIDDEN_27B)
+    if is_27b and not meta.has("attention.scale"):
+        # The 27B is the one size whose query_pre_attn_scalar is not head_dim, and no key says so.
+        attention_scale = as_float32(1 / math.sqrt(config.hidden_size // config.num_heads))
+    return replace(
+        config,
+        layers=_read_layers(meta, config, local_base),
+        attention_scale=attention_scale,
+        embedding_scale=as_float32(math.sqrt(config.hidden_size)),
+        attention_softcap=meta.number("attn_logit_softcapping", 0.0, positive=False),
+        final_softcap=meta.number("final_logit_softcapping", 0.0, positive=False),
+    )
+
+
+def _read_layers(meta: ArchMetadata, config: ModelConfig, local_base: float) -> tuple[LayerConfig, ...]:
+    full = config.layers[0]
+    if not meta.has("attention.sliding_window"):
+        return config.layers
+    window = meta.size("attention.sliding_window")
+    local_rope = RopeConfig(style=full.rope.style, dim=full.rope.dim, base=local_base)
+    sliding = meta.flags("attention.sliding_window_pattern", config.num_layers)
+    if sliding is None:
+        period = meta.size("attention.sliding_window_pattern", 6)
+        sliding = tuple(i % period < period - 1 for i in range(config.num_layers))
+    return tuple(LayerConfig(local_rope, window) if slides else full for slides in sliding)
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor a file must have: name -> shape, rows (outputs) first."""
+    gain = (config.hidden_size,)
+    post_norms = {"post_attention_norm.weight": gain, "post_ffw_norm.weight": gain}
+    return dense_shapes(config) | per_layer(config, post_norms)
+
+
+def forward(
+    ops: Ops,
+    weights: Weights,
+    config: ModelConfig,
+    layers: range | None = None,
+    output: Output = "logits",
+) -> Value:
+    """The whole model. layers: range(0, n) leaves early. Returns as `finish`."""
+    plans = plan_layers(ops, config, layers)
+    x = embed(ops, weights, config)
+    for layer, plan in enumerate(plans):
+        x = _block(ops, x, weights, config, layer, plan)
+    return finish(ops, x, weights, config, output)
+
+
+def _block(ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan) -> Value:
+    """x + norm(attention(norm(x))), then x + norm(down(gelu(gate(norm(x))) * up(norm(x))))."""
+    blk, hidden, inner, eps = f"blk.{layer}.", config.hidden_size, config.intermediate_size, config.norm_eps
+    heads = config.num_heads * config.head_dim
+
+    h = ops.norm(x, weights.vector(blk + "attn_norm.weight", hidden), eps)
+    q = ops.qkv(h, qkv_weights(weights, config, layer), plan.rope, layer)
+    a = ops.attention(
+        q, plan.attention, layer, scale=config.attention_scale, softcap=config.attention_softcap
+    )
+    o = ops.linear(a, weights.matrix(blk + "attn_output.weight", hidden, heads))
+    x = ops.norm(o, weights.vector(blk + "post_attention_norm.weight", hidden), eps, residual=x)
+
+    h = ops.norm(x, weights.vector(blk + "ffn_norm.weight", hidden), eps)
+    g = ops.gate_up(
+        h,
+        weights.matrix(blk + "ffn_gate.weight", inner, hidden),
+        weights.matrix(blk + "ffn_up.weight", inner, hidden),
+        config.activation,
+    )
+    d = ops.linear(g, weights.matrix(blk + "ffn_down.weight", hidden, inner))
+    return ops.norm(d, weights.vector(blk + "post_ffw_norm.weight", hidden), eps, residual=x)

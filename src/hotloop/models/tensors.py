@@ -1,0 +1,97 @@
+"""Which tensors a model must have, and what to do about the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from hotloop.errors import ModelFileError
+from hotloop.models.config import ModelConfig
+from hotloop.weights.gguf import GGUFFile
+
+TensorShapes = Mapping[str, tuple[int, ...]]
+
+_log = logging.getLogger(__name__)
+
+SUPPORTED_FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")
+"""Formats of matrices that the op sets compute with."""
+VECTOR_FORMATS = ("F32", "F16", "BF16")
+"""Formats of norm gains, biases and rope factors."""
+
+# An unknown tensor of these names takes part in the forward pass; any other is baggage (a vision tower, say).
+_PART_OF_THE_MODEL = ("blk.", "token_embd", "output", "rope_", "position_embd", "token_types", "per_layer")
+
+
+def dense_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Tensors of a dense decoder with gated feed-forward: name -> shape, rows (outputs) first."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    block: dict[str, tuple[int, ...]] = {
+        "attn_norm.weight": (hidden,),
+        "attn_q.weight": (q_size, hidden),
+        "attn_k.weight": (kv_size, hidden),
+        "attn_v.weight": (kv_size, hidden),
+        "attn_output.weight": (hidden, q_size),
+        "ffn_norm.weight": (hidden,),
+        "ffn_gate.weight": (inner, hidden),
+        "ffn_up.weight": (inner, hidden),
+        "ffn_down.weight": (hidden, inner),
+    }
+    if config.qkv_bias:
+        block |= {"attn_q.bias": (q_size,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
+    if config.attention_output_bias:
+        block |= {"attn_output.bias": (hidden,)}
+    if config.qk_norm:
+        block |= {"attn_q_norm.weight": (config.head_dim,), "attn_k_norm.weight": (config.head_dim,)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (config.vocab_size, hidden)}
+    shapes |= per_layer(config, block)
+    shapes["output_norm.weight"] = (hidden,)
+    if not config.tied_embeddings:
+        shapes["output.weight"] = (config.vocab_size, hidden)
+    if factors := config.layers[0].rope.freq_factors:
+        shapes["rope_freqs.weight"] = (len(factors),)
+    return shapes
+
+
+def per_layer(config: ModelConfig, block: TensorShapes) -> dict[str, tuple[int, ...]]:
+    """`block`'s tensors for every layer, under their full names."""
+    return {f"blk.{i}.{name}": shape for i in range(config.num_layers) for name, shape in block.items()}
+
+
+def check_tensors(gguf: GGUFFile, expected: TensorShapes, architecture: str) -> None:
+    """Compare a file's tensors with `expected`; each kind of difference is one error that lists all.
+
+    Raises: ModelFileError for tensors that are missing, have another shape or a format hotloop does not
+    compute with, or that belong to the model but are not implemented. Other extra tensors are a warning.
+    """
+    missing = [name for name in expected if name not in gguf.tensors]
+    if missing:
+        raise ModelFileError(
+            f"{gguf.path}: {len(missing)} tensors of a {architecture} model are missing: {_listed(missing)}"
+        )
+    wrong_shapes = []
+    wrong_formats = []
+    for name, shape in expected.items():
+        tensor = gguf.tensors[name]
+        if tensor.shape != shape:
+            wrong_shapes.append(f"{name} is {list(tensor.shape)}, the metadata ask for {list(shape)}")
+        supported = VECTOR_FORMATS if len(shape) == 1 else SUPPORTED_FORMATS
+        if tensor.format not in supported:
+            wrong_formats.append(f"{name} is {tensor.format} (supported: {', '.join(supported)})")
+    if wrong_shapes:
+        raise ModelFileError(f"{gguf.path}: tensors of the wrong shape: {_listed(wrong_shapes)}")
+    if wrong_formats:
+        raise ModelFileError(f"{gguf.path}: unsupported tensor formats: {_listed(wrong_formats)}")
+    extra = [name for name in gguf.tensors if name not in expected]
+    unknown = [name for name in extra if name.startswith(_PART_OF_THE_MODEL)]
+    if unknown:
+        raise ModelFileError(
+            f"{gguf.path}: tensors that hotloop does not implement for {architecture}, and that may change "
+            f"the result: {_listed(unknown)}"
+        )
+    if extra:
+        _log.warning("%s: %d tensors are not used: %s", gguf.path, len(extra), _listed(extra, limit=10))
+
+
+def _listed(items: list[str], limit: int = 1000) -> str:
+    return ", ".join(items[:limit]) + (f" and {len(items) - limit} more" if len(items) > limit else "")
