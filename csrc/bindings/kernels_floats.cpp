@@ -1,0 +1,119 @@
+// The float kernels of each instruction set, callable by name on numpy arrays: for tests and for the sampler.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+
+#include "bindings/bindings.h"
+#include "runtime/dispatch.h"
+#include "runtime/float_environment.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace hotloop {
+namespace {
+
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Result = nb::ndarray<nb::numpy, T>;
+
+void check(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
+
+template <typename T>
+Result<T> make_result(std::vector<size_t> shape) {
+  size_t n = 1;
+  for (const size_t extent : shape) n *= extent;
+  T* data = new T[n];
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return Result<T>(data, shape.size(), shape.data(), owner);
+}
+
+int64_t length(const Floats& x) { return static_cast<int64_t>(x.size()); }
+
+Result<float> copy_of(const Floats& x) {
+  auto out = make_result<float>({x.size()});
+  std::copy(x.data(), x.data() + x.size(), out.data());
+  return out;
+}
+
+// out[i] = f(x[i]) for a kernel of that form.
+template <typename Member>
+auto elementwise(Member member) {
+  return [member](const std::string& isa, const Floats& x) {
+    const KernelTable& kernels = select_kernels(isa);
+    auto out = make_result<float>({x.size()});
+    const FloatEnvironment environment;
+    (kernels.*member)(x.data(), length(x), out.data());
+    return out;
+  };
+}
+
+void bind_rows(nb::module_& m) {
+  m.def("rms_norm", [](const std::string& isa, const Floats& x, const Floats& gain, const std::optional<Floats>& residual, float eps) {
+    const KernelTable& kernels = select_kernels(isa);
+    check(gain.size() == x.size() && (!residual || residual->size() == x.size()), "rms_norm: sizes differ");
+    auto out = make_result<float>({x.size()});
+    const FloatEnvironment environment;
+    kernels.rms_norm(x.data(), gain.data(), residual ? residual->data() : nullptr, length(x), eps, out.data());
+    return out;
+  }, "isa"_a, "x"_a, "gain"_a, "residual"_a.none(), "eps"_a);
+  m.def("rope", [](const std::string& isa, const Floats& head, const Floats& cos, const Floats& sin, RopeStyle style) {
+    const KernelTable& kernels = select_kernels(isa);
+    check(cos.size() == sin.size() && 2 * cos.size() <= head.size(), "rope: sizes differ");
+    auto out = copy_of(head);
+    const FloatEnvironment environment;
+    kernels.rope(out.data(), cos.data(), sin.data(), 2 * length(cos), style);
+    return out;
+  }, "isa"_a, "head"_a, "cos"_a, "sin"_a, "style"_a);
+  m.def("store_f16", [](const std::string& isa, const Floats& x) {
+    const KernelTable& kernels = select_kernels(isa);
+    auto out = make_result<uint16_t>({x.size()});
+    const FloatEnvironment environment;
+    kernels.store_kv(x.data(), length(x), KvDtype::F16, out.data());
+    return out;
+  }, "isa"_a, "x"_a, "IEEE binary16 bit patterns, as the KV cache stores them.");
+  m.def("gated", [](const std::string& isa, const Floats& gate, const Floats& up, GatedActivation activation) {
+    const KernelTable& kernels = select_kernels(isa);
+    check(gate.size() == up.size(), "gated: sizes differ");
+    auto out = make_result<float>({gate.size()});
+    const FloatEnvironment environment;
+    kernels.gated(gate.data(), up.data(), length(gate), activation, out.data());
+    return out;
+  }, "isa"_a, "gate"_a, "up"_a, "activation"_a);
+  m.def("add", [](const std::string& isa, const Floats& a, const Floats& b) {
+    const KernelTable& kernels = select_kernels(isa);
+    check(a.size() == b.size(), "add: sizes differ");
+    auto out = make_result<float>({a.size()});
+    kernels.add(a.data(), b.data(), length(a), out.data());
+    return out;
+  }, "isa"_a, "a"_a, "b"_a);
+  m.def("scale", [](const std::string& isa, const Floats& x, float factor) {
+    const KernelTable& kernels = select_kernels(isa);
+    auto out = copy_of(x);
+    kernels.scale(out.data(), length(x), factor);
+    return out;
+  }, "isa"_a, "x"_a, "factor"_a);
+  m.def("softcap", [](const std::string& isa, const Floats& x, float cap) {
+    const KernelTable& kernels = select_kernels(isa);
+    auto out = copy_of(x);
+    const FloatEnvironment environment;
+    kernels.softcap(out.data(), length(x), cap);
+    return out;
+  }, "isa"_a, "x"_a, "cap"_a);
+}
+
+}  // namespace
+
+void bind_float_kernels(nb::module_& parent) {
+  nb::module_ m = parent.def_submodule("floats", "Float kernels by instruction set; arrays are 1-D float32.");
+  m.def("exp", elementwise(&KernelTable::exp), "isa"_a, "x"_a);
+  m.def("log", elementwise(&KernelTable::log), "isa"_a, "x"_a);
+  bind_rows(m);
+}
+
+}  // namespace hotloop
