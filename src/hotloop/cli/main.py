@@ -1,0 +1,102 @@
+"""The `hotloop` command: a table of commands whose modules are imported when they are called.
+
+A command is a module with a function `command` (typer annotations); it raises HotloopErrors and imports what
+is slow inside the function. Its line below is all that `hotloop --help` needs.
+"""
+
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from hotloop.errors import HotloopError
+
+# name: (module, one line of help)
+COMMANDS = {
+    "pull": ("hotloop.cli.pull", "Download a model, or check a local file."),
+    "list": ("hotloop.cli.list_models", "List the models on this machine, or the catalog."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A command group that imports a command's module only when that command runs."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name=cmd_name)(import_module(module).command)
+        return typer.main.get_command(single)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"hotloop {version('hotloop')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _group(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    """Run language models from GGUF files, fast and reproducibly."""
+
+
+def main() -> NoReturn:
+    """Exit status: 0, 1 for an error, 2 for wrong usage, 130 for Ctrl-C, 141 for a closed pipe."""
+    try:
+        status = typer.main.get_command(app).main(prog_name="hotloop", standalone_mode=False)
+        sys.stdout.flush()
+    except HotloopError as error:
+        status = _fail(error)
+    except (KeyboardInterrupt, typer.Abort):
+        print(file=sys.stderr)
+        status = 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; it must find nobody to complain to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
+    except Exception as error:
+        show = getattr(error, "show", None)  # a usage error, of typer's click or of click itself
+        if show is None:
+            raise
+        show()
+        status = getattr(error, "exit_code", 2)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(error: HotloopError) -> int:
+    # Messages can quote a model file; its control characters must not reach the terminal.
+    text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in str(error))
+    print(f"hotloop: {text}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    main()

