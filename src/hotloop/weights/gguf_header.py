@@ -35,7 +35,7 @@ MAX_NAME_BYTES = (1 << 16) - 1
 MAX_DIMS = 4
 MIN_ALIGNMENT, DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 8, 32, 1 << 16
 
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _PREAMBLE_BYTES = 24
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # key length, key, value type, value
@@ -43,8 +43,8 @@ _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, n_dims, one dim,
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_BOOL, _STRING, _ARRAY = 7, 8, 9
-_NUMBERS = {
+BOOL, STRING, ARRAY = 7, 8, 9
+NUMBERS = {
     type_id: np.dtype(code)
     for type_id, code in enumerate(
         ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "u1", None, None, "<u8", "<i8", "<f8")
@@ -126,8 +126,8 @@ class _Parser:
 
     def _preamble(self) -> tuple[int, int, int]:
         magic = bytes(self._buffer[:4])
-        if magic != _MAGIC:
-            self._fail(f"not a GGUF file: it starts with {magic!r} instead of {_MAGIC!r}")
+        if magic != MAGIC:
+            self._fail(f"not a GGUF file: it starts with {magic!r} instead of {MAGIC!r}")
         if self._size < _PREAMBLE_BYTES:
             self._fail(f"truncated: {self._size} bytes cannot hold a GGUF header; download the file again")
         self._position = 4
@@ -182,34 +182,34 @@ class _Parser:
 
     def _value(self, what: str) -> MetadataValue:
         type_id = self._u32(what)
-        if type_id == _STRING:
+        if type_id == STRING:
             return self._string(what)
-        if type_id == _ARRAY:
+        if type_id == ARRAY:
             return self._array(what)
         number = self._numbers(type_id, 1, what)[0]
-        return bool(number) if type_id == _BOOL else number.item()
+        return bool(number) if type_id == BOOL else number.item()
 
     def _array(self, what: str) -> MetadataValue:
         type_id = self._u32(what)
         count = self._u64(what)
-        if type_id == _ARRAY:
+        if type_id == ARRAY:
             self._fail(f"{what}: nested arrays are not supported")
-        if type_id == _STRING:
+        if type_id == STRING:
             self._check_count(count, 8, MAX_STRINGS - self._num_strings, what, "strings")
             self._num_strings += count
             return self._strings(count, what)
         return self._numbers(type_id, count, what)
 
     def _numbers(self, type_id: int, count: int, what: str) -> NDArray[Any]:
-        dtype = _NUMBERS.get(type_id)
+        dtype = NUMBERS.get(type_id)
         if dtype is None:
-            known = ", ".join(str(known) for known in sorted([*_NUMBERS, _STRING, _ARRAY]))
+            known = ", ".join(str(known) for known in sorted([*NUMBERS, STRING, ARRAY]))
             self._fail(f"{what}: unknown value type {type_id} (known: {known})")
         self._check_count(count, dtype.itemsize, MAX_ARRAY_ITEMS, what, "numbers")
         start = self._take(count * dtype.itemsize, what)
         # A copy: aligned, and independent of the mapping.
         values = np.frombuffer(self._buffer[start : self._position], dtype)
-        if type_id == _BOOL:
+        if type_id == BOOL:
             if values.max(initial=0) > 1:
                 self._fail(f"{what}: {values.max()} is not a boolean (0 or 1)")
             return values.astype(np.bool_)

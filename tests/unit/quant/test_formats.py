@@ -203,7 +203,7 @@ def test_tiny_weights_become_zero(name: str):
 @pytest.mark.parametrize("name", QUANTIZABLE_FORMATS)
 def test_round_trip_is_close(name: str):
     values = np.random.default_rng(7).uniform(-1, 1, (8, 64)).astype(np.float32)
-    # Half a step; one step where the extreme opposite to the largest magnitude is clamped; f16 scales on top (2^-11 of the code).
+    # Half a step, or one where the extreme opposite to the largest is clamped; the f16 scale on top.
     error = {
         "F32": 0,
         "F16": 2**-11,
