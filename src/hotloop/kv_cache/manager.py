@@ -1,0 +1,47 @@
+"""KVCacheManager: which blocks belong to which request. Ids only, no arrays."""
+
+from __future__ import annotations
+
+from hotloop.kv_cache.layout import KVLayout
+
+BlockTables = tuple[list[int], ...]  # per KV group: position p lives in tables[g][p // tokens_per_block(g)]
+
+
+class KVCacheManager:
+    """Block tables of live requests over a pool of ``num_blocks`` equal blocks."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._tables: dict[str, BlockTables] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free)
+
+    def allocate(self, request_id: str, num_tokens: int) -> bool:
+        """Extend the request's tables to hold ``num_tokens`` tokens; False, and nothing changed, if blocks are short."""
+        tables = self._tables.get(request_id, tuple([] for _ in self.layout.groups))
+        missing = [
+            max(0, -(-num_tokens // self.layout.tokens_per_block(g)) - len(table)) for g, table in enumerate(tables)
+        ]
+        if sum(missing) > len(self._free):
+            return False
+        for table, count in zip(tables, missing, strict=True):
+            table.extend(self._free.pop() for _ in range(count))
+        self._tables[request_id] = tables
+        return True
+
+    def block_tables(self, request_id: str) -> BlockTables:
+        return self._tables[request_id]
+
+    def free(self, request_id: str) -> None:
+        """Return the request's blocks; a request without blocks is fine."""
+        for table in self._tables.pop(request_id, ()):
+            self._free.extend(reversed(table))
+
+    def check_invariants(self) -> None:
+        """Every block is free or in exactly one table."""
+        used = [block for tables in self._tables.values() for table in tables for block in table]
+        assert sorted(used + self._free) == list(range(self.num_blocks)), "blocks leaked or shared"

@@ -1,0 +1,106 @@
+"""SamplingParams: how one request is sampled, validated at construction. Names and meanings are vLLM's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hotloop.errors import InvalidRequestError
+
+MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    temperature: 0 is greedy. top_k: 0 or -1 is off. top_p: (0, 1]. min_p: [0, 1], relative to the top probability.
+    These four are None where the request leaves them open: the model's recommendation applies, else 1.0 / off.
+    seed: 64 bits; None draws a fresh one, which the output reports. max_tokens: None is all the room there is.
+    min_tokens: no stop before so many tokens. stop: strings that end the text. logprobs: raw logprobs of the drawn token
+    and this many top ones per position.
+
+    Raises: InvalidRequestError naming the field, its value and the allowed range.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name))
+        for name in ("top_k", "seed", "max_tokens", "logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name))
+        _check_int("min_tokens", self.min_tokens)
+        _check(self.temperature is None or self.temperature >= 0, "temperature", self.temperature, "0 or more")
+        _check(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        _check(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        _check(self.top_k is None or self.top_k >= -1, "top_k", self.top_k, "0 or -1 (off) or a positive count")
+        _check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", self.seed, "a 64-bit integer")
+        _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+        _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}")
+        _check(
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+            "logprobs", self.logprobs, f"0 to {MAX_LOGPROBS}",
+        )  # fmt: skip
+        for stop in self.stop_strings:
+            if not isinstance(stop, str) or not stop:
+                raise InvalidRequestError(f"stop holds {stop!r}; every stop string must be a non-empty string")
+        _check(
+            len(self.stop_strings) <= MAX_STOP_STRINGS, "stop", len(self.stop_strings), f"{MAX_STOP_STRINGS} strings at most"
+        )
+        for token_id in self.stop_token_ids or ():
+            _check_int("stop_token_ids", token_id)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def with_defaults(self, recommended: Mapping[str, Any]) -> SamplingParams:
+        """What applies: the request's value, else the model's recommendation, else 1.0 / off."""
+        built_in: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        names = {f.name for f in fields(self)} & (built_in.keys() | recommended.keys())
+        values = {
+            name: recommended.get(name, built_in.get(name)) for name in names if getattr(self, name) is None
+        }
+        return replace(self, **values)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises InvalidRequestError if a token id lies outside the vocabulary."""
+        for token_id in self.stop_token_ids or ():
+            _check(0 <= token_id < vocab_size, "stop_token_ids", token_id, f"token ids from 0 to {vocab_size - 1}")
+
+
+def _check(holds: bool, name: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise InvalidRequestError(f"{name} is {value!r}; it must be {allowed}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequestError(f"{name} is {value!r}; it must be a finite number")
+
+
+def _check_int(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} is {value!r}; it must be an integer")
