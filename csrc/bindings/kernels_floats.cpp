@@ -1,6 +1,7 @@
 // The float kernels of each instruction set, callable by name on numpy arrays: for tests and for the sampler.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,6 +10,7 @@
 #include "bindings/bindings.h"
 #include "runtime/dispatch.h"
 #include "runtime/float_environment.h"
+#include "runtime/rope_table.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -107,6 +109,38 @@ void bind_rows(nb::module_& m) {
   }, "isa"_a, "x"_a, "cap"_a);
 }
 
+void bind_sampling(nb::module_& m) {
+  m.def("gumbel", [](const std::string& isa, uint64_t seed, uint32_t position, uint32_t choice, uint32_t stream, uint32_t first_id, int64_t n) {
+    const KernelTable& kernels = select_kernels(isa);
+    check(n >= 0, "gumbel: n must not be negative");
+    auto out = make_result<float>({static_cast<size_t>(n)});
+    const FloatEnvironment environment;
+    kernels.gumbel(seed, position, choice, stream, first_id, n, out.data());
+    return out;
+  }, "isa"_a, "seed"_a, "position"_a, "choice"_a, "stream"_a, "first_id"_a, "n"_a);
+  m.def("log_sum_exp", [](const std::string& isa, const Floats& x) {
+    const KernelTable& kernels = select_kernels(isa);
+    check(x.size() > 0, "log_sum_exp: x is empty");
+    float max = 0, result = 0;
+    const FloatEnvironment environment;
+    kernels.log_sum_exp(x.data(), length(x), &max, &result);
+    return std::make_pair(max, result);
+  }, "isa"_a, "x"_a, "(max, max + log(sum(exp(x - max))))");
+}
+
+void bind_rope_table(nb::module_& m) {
+  using Positions = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  using Frequencies = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  m.def("rope_cos_sin", [](const Positions& positions, const Frequencies& inv_freq, double attention_factor) {
+    auto cos = make_result<float>({positions.size(), inv_freq.size()});
+    auto sin = make_result<float>({positions.size(), inv_freq.size()});
+    const FloatEnvironment environment;
+    rope_cos_sin(positions.data(), static_cast<int64_t>(positions.size()), inv_freq.data(),
+                 static_cast<int64_t>(inv_freq.size()), attention_factor, cos.data(), sin.data());
+    return std::make_pair(cos, sin);
+  }, "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos and sin, float32 [positions, inv_freq].");
+}
+
 }  // namespace
 
 void bind_float_kernels(nb::module_& parent) {
@@ -114,6 +148,8 @@ void bind_float_kernels(nb::module_& parent) {
   m.def("exp", elementwise(&KernelTable::exp), "isa"_a, "x"_a);
   m.def("log", elementwise(&KernelTable::log), "isa"_a, "x"_a);
   bind_rows(m);
+  bind_sampling(m);
+  bind_rope_table(m);
 }
 
 }  // namespace hotloop
