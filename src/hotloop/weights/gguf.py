@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.errors import ModelFileError, ModelNotFoundError
-from hotloop.weights.gguf_header import Header, MetadataValue, TensorInfo, parse_header, quote
+from hotloop.weights.gguf_header import Header, MetadataValue, TensorInfo, describe, parse_header, quote
 
 __all__ = ["GGUFFile", "MetadataValue", "TensorInfo"]
 
@@ -154,11 +154,9 @@ class GGUFFile:
         return default
 
     def _wrong(self, key: str, value: MetadataValue, wanted: str) -> NoReturn:
-        if isinstance(value, list | np.ndarray):
-            found = f"an array of {len(value)} items"
-        else:
-            found = quote(value) if isinstance(value, str) else repr(value)
-        raise ModelFileError(f"{self.path}: metadata key {quote(key)} must be {wanted}, but is {found}")
+        raise ModelFileError(
+            f"{self.path}: metadata key {quote(key)} must be {wanted}, but is {describe(value)}"
+        )
 
 
 def _part_paths(path: Path) -> tuple[Path, ...]:
@@ -197,26 +195,22 @@ def _check_parts(paths: tuple[Path, ...], headers: list[Header]) -> None:
     """The parts are the parts of one model, all of them, in order."""
     owner: dict[str, Path] = {}
     for index, (path, header) in enumerate(zip(paths, headers, strict=True)):
-        count = header.metadata.get("split.count", 1 if len(paths) == 1 else None)
-        # Files in one piece may say 0.
-        if count != len(paths) and not (len(paths) == 1 and count == 0):
-            raise ModelFileError(
-                f"{path}: metadata key 'split.count' is {count!r}, but the file name says {len(paths)} "
-                "part(s); give the parts their original names (NAME-00001-of-0000N.gguf)"
-            )
-        number = header.metadata.get("split.no", 0 if len(paths) == 1 else None)
-        if number != index:
-            raise ModelFileError(
-                f"{path}: metadata key 'split.no' is {number!r}, but by its name the part is "
-                f"{index}, counted from 0"
-            )
+        # A file in one piece may lack these keys, or say that it is part 0 of 0.
+        whole = len(paths) == 1
+        _check_split_key(path, header, "split.count", {len(paths), 0, None} if whole else {len(paths)})
+        _check_split_key(path, header, "split.no", {0, None} if whole else {index})
         for name in header.tensors:
             if name in owner:
                 raise ModelFileError(f"tensor {quote(name)} is in two parts: {owner[name]} and {path}")
             owner[name] = path
-    expected = headers[0].metadata.get("split.tensors.count", len(owner))
-    if expected != len(owner):
+    _check_split_key(paths[0], headers[0], "split.tensors.count", {len(owner), None})
+
+
+def _check_split_key(path: Path, header: Header, key: str, expected: set[int | None]) -> None:
+    value = header.metadata.get(key)
+    if not isinstance(value, int | None) or value not in expected:
+        wanted = " or ".join("absent" if good is None else str(good) for good in sorted(expected, key=str))
         raise ModelFileError(
-            f"{paths[0]}: metadata key 'split.tensors.count' is {expected!r}, but the parts hold "
-            f"{len(owner)} tensors"
+            f"{path}: metadata key {quote(key)} is {describe(value)}, but by the names and tensors of the "
+            f"parts it must be {wanted}; give the parts their original names (NAME-00001-of-0000N.gguf)"
         )

@@ -30,7 +30,7 @@ MAX_ARRAY_ITEMS = 1 << 24
 """Most items of one numeric array."""
 MAX_STRINGS = 1 << 22
 """Most strings in all arrays of one file; the largest vocabularies have about 10^6 tokens and merges."""
-MAX_STRING_BYTES = 1 << 28
+MAX_STRING_BYTES = 1 << 26
 MAX_NAME_BYTES = (1 << 16) - 1
 MAX_DIMS = 4
 MIN_ALIGNMENT, DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 8, 32, 1 << 16
@@ -81,6 +81,13 @@ class Header:
 def quote(name: str) -> str:
     """`name` in quotes, with control characters escaped, short enough for an error message."""
     return repr(name if len(name) <= 100 else name[:97] + "...")
+
+
+def describe(value: MetadataValue | None) -> str:
+    """`value` in a few words, for an error message."""
+    if isinstance(value, list | np.ndarray):
+        return f"an array of {len(value)} items"
+    return quote(value) if isinstance(value, str) else repr(value)
 
 
 def parse_header(buffer: mmap | bytes, path: str) -> Header:
@@ -247,7 +254,7 @@ class _Parser:
             or alignment & (alignment - 1)
         ):
             self._fail(
-                f"metadata key 'general.alignment' is {alignment!r}; it must be a power of two "
+                f"metadata key 'general.alignment' is {describe(alignment)}; it must be a power of two "
                 f"from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}"
             )
         return alignment
