@@ -1,0 +1,50 @@
+"""EngineConfig: how an engine runs a model. Affects capacity and speed, never output, but for kv_dtype and activations."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from hotloop.errors import InvalidRequestError
+from hotloop.kv_cache.layout import KV_DTYPES, KVDtype
+from hotloop.machine import default_num_threads
+from hotloop.ops.native import ActivationDtype
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """max_model_len: tokens of prompt + output, None for the model's context. max_num_batched_tokens: tokens of one step.
+    block_size: tokens of a KV block. kv_cache_memory_bytes: None sizes the pool from max_model_len and free memory.
+    threads: None for the physical cores this process may use. isa: kernel set, "" for the best (or $HOTLOOP_ISA).
+    activations: "f32" is a test mode that skips activation quantization.
+
+    Raises: InvalidRequestError naming the field and the allowed values.
+    """
+
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    kv_dtype: KVDtype = "f16"
+    kv_cache_memory_bytes: int | None = None
+    threads: int | None = None
+    isa: str = field(default_factory=lambda: os.environ.get("HOTLOOP_ISA", ""))
+    activations: ActivationDtype = "int8"
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("max_model_len", 1, 2**24),
+            ("max_num_batched_tokens", 1, 2**16),
+            ("block_size", 1, 1024),
+            ("kv_cache_memory_bytes", 1, 2**63),
+            ("threads", 1, 1024),
+        ):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and low <= value <= high):
+                raise InvalidRequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
+        for name, allowed in (("kv_dtype", KV_DTYPES), ("activations", ("int8", "f32"))):
+            if getattr(self, name) not in allowed:
+                raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+
+    @property
+    def num_threads(self) -> int:
+        return self.threads or default_num_threads()

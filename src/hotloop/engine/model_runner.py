@@ -1,0 +1,90 @@
+"""ModelRunner: a loaded model on this machine; turns a ForwardBatch into logits by replaying a step program."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop import _native
+from hotloop.config import EngineConfig
+from hotloop.errors import CapacityError, InvalidRequestError
+from hotloop.kv_cache.layout import KVLayout
+from hotloop.kv_cache.storage import KVStorage
+from hotloop.machine import available_memory_bytes
+from hotloop.models.config import kv_groups
+from hotloop.models.registry import Model, load_model_spec
+from hotloop.ops.batch import ForwardBatch
+from hotloop.ops.native import NativeOps, NativeProgram, NativeWeights
+from hotloop.weights.gguf import GGUFFile
+
+OutputKind = Literal["logits", "hidden_states"]
+ProgramKey = tuple[range | None, OutputKind]
+
+MAX_LOGITS_ROWS = 64  # rows of one step that get logits
+
+
+class ModelRunner:
+    """Owns the weights, the KV pool, the thread team and the step programs of one model."""
+
+    def __init__(self, gguf: GGUFFile, config: EngineConfig) -> None:
+        """Loads and repacks all weights; ``gguf`` is not needed afterwards.
+
+        Raises: ModelFileError, CapacityError, InvalidRequestError (an unusable instruction set).
+        """
+        self.config = config
+        self.model: Model = load_model_spec(gguf)
+        self.max_model_len = min(config.max_model_len or self.model.config.context_length, 2**24)
+        self.max_tokens = min(config.max_num_batched_tokens, self.max_model_len)
+        usable = _native.usable_isas()
+        if config.isa and config.isa not in usable:
+            raise InvalidRequestError(
+                f"instruction set '{config.isa}' is not usable on this machine; usable: {', '.join(usable)}"
+            )
+        self.isa: str = config.isa or usable[0]
+        self._team = _native.ThreadTeam(config.num_threads)
+        layout = KVLayout(kv_groups(self.model.config), config.block_size, config.kv_dtype)
+        self.storage = KVStorage.allocate(layout, self._num_blocks(layout))
+        self._weights = NativeWeights(gguf, self._team)
+        self._programs: dict[ProgramKey, NativeProgram] = {}
+        self.program()
+
+    def _num_blocks(self, layout: KVLayout) -> int:
+        """The pool: room for one request of max_model_len, at most half of the free memory; or what was asked for."""
+        wanted = layout.blocks_for(self.max_model_len)
+        if self.config.kv_cache_memory_bytes is not None:
+            blocks = self.config.kv_cache_memory_bytes // layout.block_bytes
+        else:
+            blocks = min(wanted, available_memory_bytes() // 2 // layout.block_bytes)
+        if blocks < len(layout.groups):
+            raise CapacityError(
+                f"the KV pool has room for {blocks} blocks of {layout.block_bytes} bytes and needs {len(layout.groups)}; "
+                f"raise kv_cache_memory_bytes or lower block_size"
+            )
+        return int(blocks)
+
+    @property
+    def num_threads(self) -> int:
+        return int(self._team.size)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the repacked weights in memory."""
+        return self._weights.nbytes
+
+    def program(self, layers: range | None = None, output: OutputKind = "logits") -> NativeProgram:
+        """The step program of (layer range, output), recorded on first use."""
+        key = (layers, output)
+        if key not in self._programs:
+            ops = NativeOps(
+                self.storage, self._team, isa=self.isa, activations=self.config.activations,
+                max_tokens=self.max_tokens, max_logits=min(self.max_tokens, MAX_LOGITS_ROWS),
+            )  # fmt: skip
+            value = self.model.forward(ops, self._weights, self.model.config, layers, output)
+            self._programs[key] = ops.compile(value)
+        return self._programs[key]
+
+    def forward(self, batch: ForwardBatch) -> NDArray[np.float32]:
+        """Append the batch's K and V and return logits float32 [L, vocab_size]: a view until the next call."""
+        return self.program().replay(batch)
