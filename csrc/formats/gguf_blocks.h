@@ -1,0 +1,25 @@
+// Quantized blocks as GGUF files store them, one row after the other. Bytes only: a block in a file has no alignment.
+#pragma once
+#include <cstdint>
+
+namespace hotloop::gguf {
+
+// 4-bit types of 32: byte i = q[i] | q[i + 16] << 4. f16 numbers are two bytes, low byte first.
+struct Q4_0 { uint8_t d[2]; uint8_t qs[16]; };
+struct Q4_1 { uint8_t d[2]; uint8_t m[2]; uint8_t qs[16]; };
+struct Q5_0 { uint8_t d[2]; uint8_t qh[4]; uint8_t qs[16]; };  // qh: u32, bit k = fifth bit of q[k]
+struct Q8_0 { uint8_t d[2]; uint8_t qs[32]; };
+
+// 256 values in 8 groups of 32. qs: 4 chunks of 32 bytes; chunk c, byte i = q[64c + i] | q[64c + 32 + i] << 4.
+// scales: 6-bit scale s and min m of group g: g < 4: s = b[g] & 63, m = b[g + 4] & 63;
+// g >= 4: s = (b[g + 4] & 15) | b[g - 4] >> 6 << 4, m = b[g + 4] >> 4 | b[g] >> 6 << 4.
+struct Q4_K { uint8_t d[2]; uint8_t dmin[2]; uint8_t scales[12]; uint8_t qs[128]; };
+
+// 256 values in two halves h of 128 = 4 groups t; value k = 128h + 32t + l has its low four bits in
+// ql[64h + 32 (t & 1) + l], nibble t >> 1, and its high two in bits 2t, 2t + 1 of qh[32h + l]. scales[k / 16].
+struct Q6_K { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; uint8_t d[2]; };
+
+static_assert(sizeof(Q4_0) == 18 && sizeof(Q4_1) == 20 && sizeof(Q5_0) == 22 && sizeof(Q8_0) == 34);
+static_assert(sizeof(Q4_K) == 144 && sizeof(Q6_K) == 210);
+
+}  // namespace hotloop::gguf

@@ -1,0 +1,511 @@
+// AVX2 + FMA + F16C. A tile is R row blocks x N tokens, walked group by group: the R row blocks stream from distant
+// addresses in lockstep (a core reads several far streams faster than one), and one broadcast of four activations serves
+// all of them; the N tokens share the unpacked weights. Every tile runs the same operations per output element.
+#include <immintrin.h>
+
+namespace hotloop::HOTLOOP_TARGET {
+namespace {
+namespace lin {
+
+#define HOTLOOP_UNROLL _Pragma("GCC unroll 16")
+
+void quantize_group(const float* x, int8_t* q, float* scale, float* scaled_sum, int16_t* sum16) {
+  __m256 v[4];
+  __m256i max_bits = _mm256_setzero_si256();
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm256_loadu_ps(x + 8 * i);
+    const __m256i bits = _mm256_and_si256(_mm256_castps_si256(v[i]), _mm256_set1_epi32(0x7fffffff));
+    max_bits = _mm256_max_epi32(max_bits, bits);
+  }
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(max_bits), _mm256_extracti128_si256(max_bits, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
+  const ActivationScale s = activation_scale(static_cast<uint32_t>(_mm_cvtsi128_si32(m)));
+  const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(s.inverse > 0.0f ? -1 : 0));
+  const __m256 factor = _mm256_set1_ps(s.inverse);
+  __m256i words[4];
+  for (int i = 0; i < 4; ++i) words[i] = _mm256_cvtps_epi32(_mm256_and_ps(_mm256_mul_ps(v[i], factor), mask));
+  // packs works per 128-bit half: permute the dwords back to k order.
+  __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(words[0], words[1]), _mm256_packs_epi32(words[2], words[3]));
+  bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  bytes = _mm256_max_epi8(bytes, _mm256_set1_epi8(-127));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+  __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));  // 4 consecutive k per lane
+  sums = _mm256_hadd_epi32(sums, sums);
+  sums = _mm256_hadd_epi32(sums, sums);                           // k 0..15 in the lower half, 16..31 in the upper
+  const int lower = _mm256_extract_epi32(sums, 0);
+  const int upper = _mm256_extract_epi32(sums, 4);
+  *scale = s.scale;
+  *scaled_sum = s.scale * static_cast<float>(lower + upper);
+  sum16[0] = static_cast<int16_t>(lower);
+  sum16[1] = static_cast<int16_t>(upper);
+}
+
+inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+
+inline __m256i broadcast4(const void* p) {  // 4 bytes to all 8 lanes
+  int32_t v;
+  __builtin_memcpy(&v, p, 4);
+  return _mm256_set1_epi32(v);
+}
+
+inline __m256 half8_to_float(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+
+inline __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+inline __m256i high_nibbles(__m256i v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
+
+// Activations of N tokens of which this tile computes one group at a time.
+template <int N>
+struct XTile {
+  const int8_t* q[N];
+  const float* scale[N];
+  const float* scaled_sum[N];
+  const int16_t* sum16[N];
+
+  XTile(const QuantizedActivations& a, int64_t token) {
+    for (int n = 0; n < N; ++n) {
+      q[n] = a.q + (token + n) * a.cols;
+      scale[n] = a.scale + (token + n) * (a.cols / 32);
+      scaled_sum[n] = a.scaled_sum + (token + n) * (a.cols / 32);
+      sum16[n] = a.sum16 + (token + n) * (a.cols / 16);
+    }
+  }
+};
+
+// ---- integer dots of one group: sum[r][n] = 8 rows' exact int32 ---------------------------------------------------------
+// maddubs adds pairs in int16 with saturation; the comments show why none occurs.
+
+// 4-bit codes: 8 registers x 2 products x 15 x 127 = 30480 fit int16, so one widening serves the group.
+template <int R, int N>
+inline void nibble_dot(const uint8_t* const (&nibbles)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
+  __m256i acc[R][N];
+  HOTLOOP_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    __m256i low[R], high[R];
+    HOTLOOP_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m256i v = load256(nibbles[r] + 32 * i);
+      low[r] = low_nibbles(v);
+      high[r] = high_nibbles(v);
+    }
+    HOTLOOP_UNROLL
+    for (int n = 0; n < N; ++n) {
+      const __m256i x_low = broadcast4(x.q[n] + g * kGroupSize + 4 * i);
+      const __m256i x_high = broadcast4(x.q[n] + g * kGroupSize + 16 + 4 * i);
+      HOTLOOP_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(low[r], x_low), _mm256_maddubs_epi16(high[r], x_high));
+        acc[r][n] = i == 0 ? p : _mm256_add_epi16(acc[r][n], p);
+      }
+    }
+  }
+  HOTLOOP_UNROLL
+  for (int r = 0; r < R; ++r) {
+    HOTLOOP_UNROLL
+    for (int n = 0; n < N; ++n) sum[r][n] = _mm256_madd_epi16(acc[r][n], _mm256_set1_epi16(1));
+  }
+}
+
+// sum -= offset * (sum of the tokens' 32 activations)
+template <int R, int N, int Offset>
+inline void subtract_offset(const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
+  HOTLOOP_UNROLL
+  for (int n = 0; n < N; ++n) {
+    const __m256i shift = _mm256_madd_epi16(broadcast4(x.sum16[n] + 2 * g), _mm256_set1_epi16(-Offset));
+    HOTLOOP_UNROLL
+    for (int r = 0; r < R; ++r) sum[r][n] = _mm256_add_epi32(sum[r][n], shift);
+  }
+}
+
+// ---- formats: `dot`, the rows' factors, and how a group enters acc -------------------------------------------------------
+
+struct Q4_0 {
+  using Values = values::Q4_0;
+  struct Factors { __m256 d; };
+  static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::group(block, g).d)}; }
+  template <int R, int N>
+  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
+    const uint8_t* nibbles[R];
+    for (int r = 0; r < R; ++r) nibbles[r] = Values::group(block[r], g).nibbles;
+    nibble_dot<R, N>(nibbles, x, g, sum);
+    subtract_offset<R, N, 8>(x, g, sum);
+  }
+  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256) {
+    return _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc);
+  }
+};
+
+struct Q4_1 {
+  using Values = values::Q4_1;
+  struct Factors { __m256 d, m; };
+  static Factors factors(const uint8_t* block, int64_t g) {
+    const layout::Q4_1Group& w = Values::group(block, g);
+    return {half8_to_float(w.d), half8_to_float(w.m)};
+  }
+  template <int R, int N>
+  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
+    const uint8_t* nibbles[R];
+    for (int r = 0; r < R; ++r) nibbles[r] = Values::group(block[r], g).nibbles;
+    nibble_dot<R, N>(nibbles, x, g, sum);
+  }
+  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256 scaled_sum) {
+    return _mm256_fmadd_ps(w.m, scaled_sum, _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc));
+  }
+};
+
+struct Q5_0 {
+  using Values = values::Q5_0;
+  struct Factors { __m256 d; };
+  static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::group(block, g).d)}; }
+
+  // Bit j of each byte, moved to bit 4.
+  template <int J>
+  static __m256i fifth_bit(__m256i high) {
+    const __m256i moved = J < 4 ? _mm256_slli_epi16(high, J < 4 ? 4 - J : 0) : _mm256_srli_epi16(high, J < 4 ? 0 : J - 4);
+    return _mm256_and_si256(moved, _mm256_set1_epi8(16));
+  }
+
+  // Registers I, I + 4, I + 1, I + 5: 4 x 2 x 31 x 127 = 31496 fit int16.
+  template <int I, int R, int N>
+  static void half_dot(const layout::Q5_0Group* const (&w)[R], const XTile<N>& x, int64_t g, __m256i (&acc)[R][N]) {
+    __m256i code[R][4];
+    HOTLOOP_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m256i high = load256(w[r]->high);
+      const __m256i v0 = load256(w[r]->nibbles + 32 * I);
+      const __m256i v1 = load256(w[r]->nibbles + 32 * I + 32);
+      code[r][0] = _mm256_or_si256(low_nibbles(v0), fifth_bit<I>(high));
+      code[r][1] = _mm256_or_si256(high_nibbles(v0), fifth_bit<I + 4>(high));
+      code[r][2] = _mm256_or_si256(low_nibbles(v1), fifth_bit<I + 1>(high));
+      code[r][3] = _mm256_or_si256(high_nibbles(v1), fifth_bit<I + 5>(high));
+    }
+    HOTLOOP_UNROLL
+    for (int n = 0; n < N; ++n) {
+      const int8_t* q = x.q[n] + g * kGroupSize + 4 * I;
+      HOTLOOP_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][0], broadcast4(q)),
+                                           _mm256_maddubs_epi16(code[r][1], broadcast4(q + 16)));
+        const __m256i s = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][2], broadcast4(q + 4)),
+                                           _mm256_maddubs_epi16(code[r][3], broadcast4(q + 20)));
+        acc[r][n] = _mm256_madd_epi16(_mm256_add_epi16(p, s), _mm256_set1_epi16(1));
+      }
+    }
+  }
+
+  template <int R, int N>
+  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
+    const layout::Q5_0Group* w[R];
+    for (int r = 0; r < R; ++r) w[r] = &Values::group(block[r], g);
+    __m256i first[R][N], second[R][N];
+    half_dot<0, R, N>(w, x, g, first);
+    half_dot<2, R, N>(w, x, g, second);
+    for (int r = 0; r < R; ++r) {
+      for (int n = 0; n < N; ++n) sum[r][n] = _mm256_add_epi32(first[r][n], second[r][n]);
+    }
+    subtract_offset<R, N, 16>(x, g, sum);
+  }
+  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256) {
+    return _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc);
+  }
+};
+
+struct Q8_0 {
+  using Values = values::Q8_0;
+  struct Factors { __m256 d; };
+  static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::group(block, g).d)}; }
+  // |w| unsigned (128 included) times x with w's sign: 2 x 128 x 127 = 32512 fits int16, no second pair does.
+  template <int R, int N>
+  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
+    HOTLOOP_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      __m256i w[R], magnitude[R];
+      HOTLOOP_UNROLL
+      for (int r = 0; r < R; ++r) {
+        w[r] = load256(Values::group(block[r], g).q + 32 * j);
+        magnitude[r] = _mm256_abs_epi8(w[r]);
+      }
+      HOTLOOP_UNROLL
+      for (int n = 0; n < N; ++n) {
+        const __m256i xj = broadcast4(x.q[n] + g * kGroupSize + 4 * j);
+        HOTLOOP_UNROLL
+        for (int r = 0; r < R; ++r) {
+          const __m256i pairs = _mm256_maddubs_epi16(magnitude[r], _mm256_sign_epi8(xj, w[r]));
+          const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+          sum[r][n] = j == 0 ? quads : _mm256_add_epi32(sum[r][n], quads);
+        }
+      }
+    }
+  }
+  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256) {
+    return _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc);
+  }
+};
+
+struct Q4_K {
+  using Values = values::Q4_K;
+  struct Factors { __m256 d, m; };
+  static Factors factors(const uint8_t* block, int64_t g) {
+    const layout::Q4KSuperblock& w = Values::superblock(block, g);
+    const uint8_t* packed = w.scales[g % 8];
+    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed)));
+    const __m256i scale = _mm256_and_si256(bytes, _mm256_set1_epi32(63));
+    // Nibble r of the last four bytes to bits 2..5 of lane r.
+    const __m256i upper = _mm256_and_si256(
+        _mm256_srlv_epi32(broadcast4(packed + 8), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)), _mm256_set1_epi32(15));
+    const __m256i min = _mm256_or_si256(_mm256_slli_epi32(upper, 2), _mm256_srli_epi32(bytes, 6));
+    return {_mm256_mul_ps(half8_to_float(w.d), _mm256_cvtepi32_ps(scale)),
+            _mm256_mul_ps(half8_to_float(w.dmin), _mm256_cvtepi32_ps(min))};
+  }
+  template <int R, int N>
+  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
+    const uint8_t* nibbles[R];
+    for (int r = 0; r < R; ++r) nibbles[r] = Values::superblock(block[r], g).nibbles[g % 8];
+    nibble_dot<R, N>(nibbles, x, g, sum);
+  }
+  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256 scaled_sum) {
+    return _mm256_fnmadd_ps(w.m, scaled_sum, _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc));
+  }
+};
+
+struct Q6_K {
+  using Values = values::Q6_K;
+  struct Factors { __m256 d; };
+  static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::superblock(block, g).d)}; }
+
+  // Bits 2B, 2B + 1 of each byte, moved to bits 4, 5.
+  template <int B>
+  static __m256i high_bits(__m256i high) {
+    const __m256i moved = B < 2 ? _mm256_slli_epi16(high, B < 2 ? 4 - 2 * B : 0) : _mm256_srli_epi16(high, B < 2 ? 0 : 2 * B - 4);
+    return _mm256_and_si256(moved, _mm256_set1_epi8(0x30));
+  }
+
+  // Registers I, I + 1 (scale s0) and I + 4, I + 5 (s1): 2 x 2 x 63 x 127 = 32004 fit int16; pmaddwd applies the scales.
+  template <int I, int R, int N>
+  static void half_dot(const layout::Q6KGroup* const (&w)[R], const __m256i (&s0)[R], const __m256i (&s1)[R],
+                       const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
+    __m256i code[R][4];
+    HOTLOOP_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m256i high0 = load256(w[r]->high[0]);
+      const __m256i high1 = load256(w[r]->high[1]);
+      const __m256i v0 = load256(w[r]->nibbles + 32 * I);
+      const __m256i v1 = load256(w[r]->nibbles + 32 * I + 32);
+      code[r][0] = _mm256_or_si256(low_nibbles(v0), high_bits<I>(high0));
+      code[r][1] = _mm256_or_si256(low_nibbles(v1), high_bits<I + 1>(high0));
+      code[r][2] = _mm256_or_si256(high_nibbles(v0), high_bits<I>(high1));
+      code[r][3] = _mm256_or_si256(high_nibbles(v1), high_bits<I + 1>(high1));
+    }
+    HOTLOOP_UNROLL
+    for (int n = 0; n < N; ++n) {
+      const int8_t* q = x.q[n] + g * kGroupSize + 4 * I;
+      HOTLOOP_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const __m256i p0 = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][0], broadcast4(q)),
+                                            _mm256_maddubs_epi16(code[r][1], broadcast4(q + 4)));
+        const __m256i p1 = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][2], broadcast4(q + 16)),
+                                            _mm256_maddubs_epi16(code[r][3], broadcast4(q + 20)));
+        const __m256i scaled = _mm256_add_epi32(_mm256_madd_epi16(p0, s0[r]), _mm256_madd_epi16(p1, s1[r]));
+        sum[r][n] = I == 0 ? scaled : _mm256_add_epi32(sum[r][n], scaled);
+      }
+    }
+  }
+
+  template <int R, int N>
+  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
+    const layout::Q6KGroup* w[R];
+    __m256i s0[R], s1[R];
+    HOTLOOP_UNROLL
+    for (int r = 0; r < R; ++r) {
+      w[r] = &Values::superblock(block[r], g).groups[g % 8];
+      // Row r's scales as int16 pairs (s, s) in lane r.
+      const __m128i scales = _mm_loadu_si128(reinterpret_cast<const __m128i*>(w[r]->scales));
+      const __m256i wide0 = _mm256_cvtepi8_epi32(scales);
+      const __m256i wide1 = _mm256_cvtepi8_epi32(_mm_srli_si128(scales, 8));
+      s0[r] = _mm256_blend_epi16(wide0, _mm256_slli_epi32(wide0, 16), 0xaa);
+      s1[r] = _mm256_blend_epi16(wide1, _mm256_slli_epi32(wide1, 16), 0xaa);
+    }
+    half_dot<0, R, N>(w, s0, s1, x, g, sum);
+    half_dot<2, R, N>(w, s0, s1, x, g, sum);
+    HOTLOOP_UNROLL
+    for (int n = 0; n < N; ++n) {
+      const __m256i sum16 = broadcast4(x.sum16[n] + 2 * g);  // (sum of k 0..15, sum of k 16..31) in every lane
+      HOTLOOP_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const __m256i both = _mm256_blend_epi16(s0[r], s1[r], 0xaa);
+        sum[r][n] = _mm256_sub_epi32(sum[r][n], _mm256_slli_epi32(_mm256_madd_epi16(both, sum16), 5));
+      }
+    }
+  }
+  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256) {
+    return _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc);
+  }
+};
+
+// ---- tiles ------------------------------------------------------------------------------------------------------------
+
+// Row blocks first, first + step, ... (R of them) x tokens token .. token + N - 1.
+template <class Format, int R, int N>
+void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& range, int64_t first, int64_t step, int64_t token) {
+  const uint8_t* block[R];
+  for (int r = 0; r < R; ++r) block[r] = row_block_data(w, first + r * step);
+  const XTile<N> x(a, token);
+  __m256 acc[R][N];
+  for (int r = 0; r < R; ++r) {
+    for (int n = 0; n < N; ++n) acc[r][n] = _mm256_setzero_ps();
+  }
+  const int64_t groups = w.cols / kGroupSize;
+  for (int64_t g = 0; g < groups; ++g) {
+    __m256i sum[R][N];
+    Format::template dot<R, N>(block, x, g, sum);
+    HOTLOOP_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const typename Format::Factors factors = Format::factors(block[r], g);
+      HOTLOOP_UNROLL
+      for (int n = 0; n < N; ++n) {
+        acc[r][n] = Format::accumulate(acc[r][n], _mm256_cvtepi32_ps(sum[r][n]), factors,
+                                       _mm256_broadcast_ss(x.scale[n] + g), _mm256_broadcast_ss(x.scaled_sum[n] + g));
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int n = 0; n < N; ++n) _mm256_storeu_ps(range.at(first + r * step, token + n), acc[r][n]);
+  }
+}
+
+// All row blocks of the range for N tokens: R distant streams in lockstep, then what is left one by one.
+template <class Format, int R, int N>
+void int8_rows(const Matrix& w, const QuantizedActivations& a, const Range& range, int64_t token) {
+  const int64_t step = (range.row_block_end - range.row_block_begin) / R;
+  for (int64_t i = 0; i < step; ++i) int8_tile<Format, R, N>(w, a, range, range.row_block_begin + i, step, token);
+  if constexpr (R > 1) {
+    for (int64_t b = range.row_block_begin + R * step; b < range.row_block_end; ++b) int8_tile<Format, 1, N>(w, a, range, b, 0, token);
+  }
+}
+
+template <class Format>
+void linear_int8(const Matrix& w, const Activations& x, const Range& range) {
+  const QuantizedActivations& a = x.quantized;
+  const int64_t tokens = range.token_end - range.token_begin;
+  if (tokens == 1) return int8_rows<Format, 4, 1>(w, a, range, range.token_begin);
+  if (tokens == 2) return int8_rows<Format, 2, 2>(w, a, range, range.token_begin);
+  // More tokens: the row block stays in cache while they pass over it four at a time.
+  for (int64_t b = range.row_block_begin; b < range.row_block_end; ++b) {
+    int64_t t = range.token_begin;
+    for (; t + 4 <= range.token_end; t += 4) int8_tile<Format, 1, 4>(w, a, range, b, 0, t);
+    for (; t + 2 <= range.token_end; t += 2) int8_tile<Format, 1, 2>(w, a, range, b, 0, t);
+    if (t < range.token_end) int8_tile<Format, 1, 1>(w, a, range, b, 0, t);
+  }
+}
+
+// ---- f32 activations --------------------------------------------------------------------------------------------------
+
+struct F32 {
+  static constexpr int64_t kBytes = 4;
+  static __m256 load(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+};
+struct F16 {
+  static constexpr int64_t kBytes = 2;
+  static __m256 load(const uint8_t* p) { return half8_to_float(reinterpret_cast<const uint16_t*>(p)); }
+};
+struct BF16 {
+  static constexpr int64_t kBytes = 2;
+  static __m256 load(const uint8_t* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
+};
+
+// Continue the fma chains in out over cols k: R row blocks w[r][k][8 rows] x N tokens.
+template <class Float, int R, int N>
+void fma_tile(const uint8_t* const (&block)[R], const float* const (&x)[N], int64_t cols, bool fresh, float* const (&out)[R][N]) {
+  __m256 acc[R][N];
+  for (int r = 0; r < R; ++r) {
+    for (int n = 0; n < N; ++n) acc[r][n] = fresh ? _mm256_setzero_ps() : _mm256_loadu_ps(out[r][n]);
+  }
+  for (int64_t k = 0; k < cols; ++k) {
+    __m256 w[R];
+    HOTLOOP_UNROLL
+    for (int r = 0; r < R; ++r) w[r] = Float::load(block[r] + k * kRowBlock * Float::kBytes);
+    HOTLOOP_UNROLL
+    for (int n = 0; n < N; ++n) {
+      const __m256 xk = _mm256_broadcast_ss(x[n] + k);
+      HOTLOOP_UNROLL
+      for (int r = 0; r < R; ++r) acc[r][n] = _mm256_fmadd_ps(w[r], xk, acc[r][n]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int n = 0; n < N; ++n) _mm256_storeu_ps(out[r][n], acc[r][n]);
+  }
+}
+
+template <class Float, int R, int N>
+void float_tile(const Matrix& w, const Activations& x, const Range& range, int64_t first, int64_t step, int64_t token) {
+  const uint8_t* block[R];
+  const float* xs[N];
+  float* out[R][N];
+  for (int n = 0; n < N; ++n) xs[n] = x.f32 + (token + n) * x.cols;
+  for (int r = 0; r < R; ++r) {
+    block[r] = row_block_data(w, first + r * step);
+    for (int n = 0; n < N; ++n) out[r][n] = range.at(first + r * step, token + n);
+  }
+  fma_tile<Float, R, N>(block, xs, w.cols, true, out);
+}
+
+template <class Float, int R, int N>
+void float_rows(const Matrix& w, const Activations& x, const Range& range, int64_t token) {
+  const int64_t step = (range.row_block_end - range.row_block_begin) / R;
+  for (int64_t i = 0; i < step; ++i) float_tile<Float, R, N>(w, x, range, range.row_block_begin + i, step, token);
+  for (int64_t b = range.row_block_begin + R * step; b < range.row_block_end; ++b) float_tile<Float, 1, N>(w, x, range, b, 0, token);
+}
+
+template <class Float>
+void linear_floats(const Matrix& w, const Activations& x, const Range& range) {
+  int64_t t = range.token_begin;
+  for (; t + 4 <= range.token_end; t += 4) float_rows<Float, 2, 4>(w, x, range, t);
+  for (; t + 2 <= range.token_end; t += 2) float_rows<Float, 4, 2>(w, x, range, t);
+  if (t < range.token_end) float_rows<Float, 4, 1>(w, x, range, t);
+}
+
+// Test mode: a stretch of one row block is expanded to f32 once, then all tokens pass over it; chains rest in `out`.
+template <class Format>
+void linear_dequantized(const Matrix& w, const Activations& x, const Range& range) {
+  constexpr int64_t kStretch = 8;  // groups
+  alignas(32) float expanded[kStretch * kGroupSize * kRowBlock];
+  const uint8_t* const block[1] = {reinterpret_cast<const uint8_t*>(expanded)};
+  const int64_t groups = w.cols / kGroupSize;
+  for (int64_t b = range.row_block_begin; b < range.row_block_end; ++b) {
+    for (int64_t g = 0; g < groups; g += kStretch) {
+      const int64_t stretch = groups - g < kStretch ? groups - g : kStretch;
+      for (int64_t i = 0; i < stretch; ++i) {
+        for (int r = 0; r < kRowBlock; ++r) {
+          dequantize_group<typename Format::Values>(row_block_data(w, b), g + i, r, expanded + i * kGroupSize * kRowBlock + r, kRowBlock);
+        }
+      }
+      const int64_t offset = g * kGroupSize;
+      const int64_t cols = stretch * kGroupSize;
+      int64_t t = range.token_begin;
+      for (; t + 4 <= range.token_end; t += 4) {
+        const float* xs[4];
+        float* out[1][4];
+        for (int n = 0; n < 4; ++n) {
+          xs[n] = x.f32 + (t + n) * x.cols + offset;
+          out[0][n] = range.at(b, t + n);
+        }
+        fma_tile<F32, 1, 4>(block, xs, cols, g == 0, out);
+      }
+      for (; t < range.token_end; ++t) {
+        const float* const xs[1] = {x.f32 + t * x.cols + offset};
+        float* const out[1][1] = {{range.at(b, t)}};
+        fma_tile<F32, 1, 1>(block, xs, cols, g == 0, out);
+      }
+    }
+  }
+}
+
+#undef HOTLOOP_UNROLL
+
+}  // namespace lin
+}  // namespace
+}  // namespace hotloop::HOTLOOP_TARGET

@@ -1,0 +1,196 @@
+// What the linear kernels of every instruction set share: the range a call covers, f16 and bf16 bits to f32, the scale of an
+// activation group, and each format's value at (row, k): the definition of the layouts in code, used for embedding rows and
+// for the f32-activation test mode.
+namespace hotloop::HOTLOOP_TARGET {
+namespace {
+namespace lin {
+
+struct Range {
+  int64_t row_block_begin, row_block_end, token_begin, token_end;
+  float* out;
+  int64_t out_stride;
+
+  float* at(int64_t row_block, int64_t token) const {
+    return out + (token - token_begin) * out_stride + (row_block - row_block_begin) * kRowBlock;
+  }
+};
+
+inline float from_bits(uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+inline uint32_t to_bits(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, 4);
+  return bits;
+}
+
+// IEEE binary16 -> binary32, exact; NaNs become quiet, as vcvtph2ps makes them.
+inline float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
+  const uint32_t magnitude = h & 0x7fffu;
+  if (magnitude > 0x7c00u) return from_bits(sign | 0x7fc00000u | magnitude << 13);
+  if (magnitude == 0x7c00u) return from_bits(sign | 0x7f800000u);
+  if (magnitude >= 0x0400u) return from_bits(sign | ((magnitude << 13) + 0x38000000u));
+  return from_bits(sign | to_bits(static_cast<float>(magnitude) * 0x1p-24f));  // subnormal or zero
+}
+
+inline float bfloat_to_float(uint16_t b) { return from_bits(static_cast<uint32_t>(b) << 16); }
+
+// Scale and inverse of a group of activations from the bits of its largest magnitude. As integers, magnitude bits of
+// NaN > infinity > finite, so one integer maximum finds them all. quant/activations.py is the definition:
+// below 2^-119 the group counts as zeros, a NaN or an infinity makes the scale NaN; both have codes 0 (inverse 0).
+struct ActivationScale {
+  float scale, inverse;
+};
+inline ActivationScale activation_scale(uint32_t max_magnitude_bits) {
+  if (max_magnitude_bits >= 0x7f800000u) return {from_bits(0x7fc00000u), 0.0f};
+  const float amax = from_bits(max_magnitude_bits);
+  if (amax < 0x1p-119f) return {0.0f, 0.0f};
+  return {amax / 127.0f, 127.0f / amax};
+}
+
+// Per format: Scale(row block, half h of group g, row r), constant over 16 k, and value(k) with k = 0..31 inside group g.
+namespace values {
+
+inline int nibble(const uint8_t* nibbles, int r, int k) {
+  const int byte = nibbles[32 * (k / 4 % 4) + 4 * r + k % 4];
+  return k < 16 ? byte & 15 : byte >> 4;
+}
+
+struct F32 {
+  struct Scale {};
+  static Scale scale(const uint8_t*, int64_t, int, int) { return {}; }
+  static float value(const uint8_t* block, int64_t g, int r, int k, Scale) {
+    return reinterpret_cast<const float*>(block)[(g * kGroupSize + k) * kRowBlock + r];
+  }
+};
+
+struct F16 {
+  struct Scale {};
+  static Scale scale(const uint8_t*, int64_t, int, int) { return {}; }
+  static float value(const uint8_t* block, int64_t g, int r, int k, Scale) {
+    return half_to_float(reinterpret_cast<const uint16_t*>(block)[(g * kGroupSize + k) * kRowBlock + r]);
+  }
+};
+
+struct BF16 {
+  struct Scale {};
+  static Scale scale(const uint8_t*, int64_t, int, int) { return {}; }
+  static float value(const uint8_t* block, int64_t g, int r, int k, Scale) {
+    return bfloat_to_float(reinterpret_cast<const uint16_t*>(block)[(g * kGroupSize + k) * kRowBlock + r]);
+  }
+};
+
+struct Q4_0 {
+  using Scale = float;
+  static const layout::Q4_0Group& group(const uint8_t* block, int64_t g) {
+    return reinterpret_cast<const layout::Q4_0Group*>(block)[g];
+  }
+  static Scale scale(const uint8_t* block, int64_t g, int, int r) { return half_to_float(group(block, g).d[r]); }
+  static float value(const uint8_t* block, int64_t g, int r, int k, Scale d) {
+    return d * static_cast<float>(nibble(group(block, g).nibbles, r, k) - 8);
+  }
+};
+
+struct Q4_1 {
+  struct Scale { float d, m; };
+  static const layout::Q4_1Group& group(const uint8_t* block, int64_t g) {
+    return reinterpret_cast<const layout::Q4_1Group*>(block)[g];
+  }
+  static Scale scale(const uint8_t* block, int64_t g, int, int r) {
+    return {half_to_float(group(block, g).d[r]), half_to_float(group(block, g).m[r])};
+  }
+  static float value(const uint8_t* block, int64_t g, int r, int k, Scale s) {
+    return s.d * static_cast<float>(nibble(group(block, g).nibbles, r, k)) + s.m;
+  }
+};
+
+struct Q5_0 {
+  using Scale = float;
+  static const layout::Q5_0Group& group(const uint8_t* block, int64_t g) {
+    return reinterpret_cast<const layout::Q5_0Group*>(block)[g];
+  }
+  static Scale scale(const uint8_t* block, int64_t g, int, int r) { return half_to_float(group(block, g).d[r]); }
+  static float value(const uint8_t* block, int64_t g, int r, int k, Scale d) {
+    const layout::Q5_0Group& w = group(block, g);
+    const int high = w.high[4 * r + k % 4] >> (k / 4) & 1;
+    return d * static_cast<float>((nibble(w.nibbles, r, k) | high << 4) - 16);
+  }
+};
+
+struct Q8_0 {
+  using Scale = float;
+  static const layout::Q8_0Group& group(const uint8_t* block, int64_t g) {
+    return reinterpret_cast<const layout::Q8_0Group*>(block)[g];
+  }
+  static Scale scale(const uint8_t* block, int64_t g, int, int r) { return half_to_float(group(block, g).d[r]); }
+  static float value(const uint8_t* block, int64_t g, int r, int k, Scale d) {
+    return d * static_cast<float>(group(block, g).q[32 * (k / 4) + 4 * r + k % 4]);
+  }
+};
+
+struct Q4_K {
+  struct Scale { float d, m; };
+  static const layout::Q4KSuperblock& superblock(const uint8_t* block, int64_t g) {
+    return reinterpret_cast<const layout::Q4KSuperblock*>(block)[g / 8];
+  }
+  static int scale_code(const uint8_t* scales, int r) { return scales[r] & 63; }
+  static int min_code(const uint8_t* scales, int r) {
+    return scales[r] >> 6 | (scales[8 + r / 2] >> (4 * (r % 2)) & 15) << 2;
+  }
+  static Scale scale(const uint8_t* block, int64_t g, int, int r) {
+    const layout::Q4KSuperblock& w = superblock(block, g);
+    const uint8_t* scales = w.scales[g % 8];
+    return {half_to_float(w.d[r]) * static_cast<float>(scale_code(scales, r)),
+            half_to_float(w.dmin[r]) * static_cast<float>(min_code(scales, r))};
+  }
+  static float value(const uint8_t* block, int64_t g, int r, int k, Scale s) {
+    return s.d * static_cast<float>(nibble(superblock(block, g).nibbles[g % 8], r, k)) - s.m;
+  }
+};
+
+struct Q6_K {
+  using Scale = float;
+  static const layout::Q6KSuperblock& superblock(const uint8_t* block, int64_t g) {
+    return reinterpret_cast<const layout::Q6KSuperblock*>(block)[g / 8];
+  }
+  static int code(const layout::Q6KGroup& w, int r, int k) {
+    const int high = w.high[k / 16][4 * r + k % 4] >> (2 * (k / 4 % 4)) & 3;
+    return (nibble(w.nibbles, r, k) | high << 4) - 32;
+  }
+  static Scale scale(const uint8_t* block, int64_t g, int half, int r) {
+    const layout::Q6KSuperblock& w = superblock(block, g);
+    return half_to_float(w.d[r]) * static_cast<float>(w.groups[g % 8].scales[half][r]);
+  }
+  static float value(const uint8_t* block, int64_t g, int r, int k, Scale s) {
+    return s * static_cast<float>(code(superblock(block, g).groups[g % 8], r, k));
+  }
+};
+
+}  // namespace values
+
+inline const uint8_t* row_block_data(const Matrix& w, int64_t row_block) {
+  return w.data + row_block * row_block_bytes(w.format, w.cols);
+}
+
+// 32 values of row r of one row block: group g.
+template <class Values>
+inline void dequantize_group(const uint8_t* block, int64_t g, int r, float* out, int64_t stride) {
+  for (int half = 0; half < 2; ++half) {
+    const typename Values::Scale scale = Values::scale(block, g, half, r);
+    for (int k = 16 * half; k < 16 * half + 16; ++k) out[k * stride] = Values::value(block, g, r, k, scale);
+  }
+}
+
+template <class Values>
+void dequantize_row_of(const Matrix& w, int64_t row_block, int r, float* out) {
+  const uint8_t* block = row_block_data(w, row_block);
+  for (int64_t g = 0; g < w.cols / kGroupSize; ++g) dequantize_group<Values>(block, g, r, out + g * kGroupSize, 1);
+}
+
+}  // namespace lin
+}  // namespace
+}  // namespace hotloop::HOTLOOP_TARGET
