@@ -21,6 +21,7 @@ class Request:
     seed: int
     max_tokens: int  # clamped to the room left in the context
     stop_token_ids: frozenset[int]
+    arrival_s: float = 0.0  # time.perf_counter
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0  # tokens whose K/V is stored
 

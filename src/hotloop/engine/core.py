@@ -41,7 +41,12 @@ class EngineCore:
         return bool(self._queue)
 
     def add(self, request: Request) -> None:
-        """Admit a request.
+        """Admit a request. Raises as ``check``."""
+        self.check(request)
+        self._queue.append(request)
+
+    def check(self, request: Request) -> None:
+        """Whether a request can be served at all.
 
         Raises: InvalidRequestError if its tokens are outside the vocabulary or its prompt fills the context;
         CapacityError if it can never fit in the KV pool.
@@ -65,7 +70,6 @@ class EngineCore:
                 f"the request needs {needed} KV blocks ({len(prompt)} prompt + {request.max_tokens} new tokens) and the "
                 f"pool has {self.kv_cache.num_blocks}; lower max_tokens or raise kv_cache_memory_bytes"
             )
-        self._queue.append(request)
 
     def abort(self, request_id: RequestId) -> None:
         """Drop a request in whatever state it is; an unknown id is fine."""

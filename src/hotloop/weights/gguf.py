@@ -1,5 +1,6 @@
 """Open a GGUF model, whole or in parts, as memory-mapped, bounds-checked tensors and typed metadata."""
 
+import mmap as mmap_module
 import re
 import stat
 from collections.abc import Mapping
@@ -93,6 +94,16 @@ class GGUFFile:
             raise ValueError(f"{self.path} is closed")
         mapping, offset = self._location[name]
         return np.frombuffer(mapping, np.uint8, count=tensor.nbytes, offset=offset)
+
+    def release(self, name: str) -> None:
+        """Let the kernel drop the tensor's pages from this process; reading it again maps them anew."""
+        if name not in self._location or not hasattr(mmap_module, "MADV_DONTNEED"):
+            return
+        mapping, offset = self._location[name]
+        page = mmap_module.PAGESIZE
+        begin, end = -(-offset // page) * page, (offset + self.tensors[name].nbytes) // page * page
+        if end > begin:
+            mapping.madvise(mmap_module.MADV_DONTNEED, begin, end - begin)
 
     def get_int(self, key: str, default: _D | _Required = _REQUIRED) -> int | _D:
         """Return an integer; a missing key is `default`, or a ModelFileError where none is given."""

@@ -1,0 +1,38 @@
+"""hotloop: an LLM decode engine. The public API; imported on first use, so that `import hotloop` costs nothing."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotloop.config import EngineConfig
+    from hotloop.engine.llm import LLM, StreamChunk
+    from hotloop.errors import HotloopError
+    from hotloop.request import CompletionOutput, RequestOutput
+    from hotloop.sampling_params import SamplingParams
+
+_HOMES = {
+    "LLM": "hotloop.engine.llm",
+    "StreamChunk": "hotloop.engine.llm",
+    "EngineConfig": "hotloop.config",
+    "SamplingParams": "hotloop.sampling_params",
+    "RequestOutput": "hotloop.request",
+    "CompletionOutput": "hotloop.request",
+    "HotloopError": "hotloop.errors",
+}
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "HotloopError",
+    "RequestOutput",
+    "SamplingParams",
+    "StreamChunk",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hotloop' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

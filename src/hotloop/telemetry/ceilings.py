@@ -1,0 +1,64 @@
+"""The machine's ceilings: how fast memory can be read. Measured by the one native probe; everything else quotes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hotloop import _native
+from hotloop.machine import available_memory_bytes
+from hotloop.weights.cache import home
+
+_PROBE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBandwidth:
+    """Sequential reads of memory far larger than the caches: median and extremes of the probe's samples."""
+
+    threads: int
+    read_bandwidth_bytes_per_s: float
+    min_bytes_per_s: float
+    max_bytes_per_s: float
+    samples: int
+
+
+def measure_read_bandwidth(threads: int, seconds: float = 0.4) -> ReadBandwidth:
+    """Run the probe now, for about ``seconds``."""
+    size = min(_PROBE_BYTES, available_memory_bytes() // 4)
+    samples = [float(s) for s in _native.measure_read_bandwidth(threads, size, seconds)]
+    return ReadBandwidth(threads, statistics.median(samples), min(samples), max(samples), len(samples))
+
+
+def cached_read_bandwidth(threads: int) -> ReadBandwidth:
+    """The ceiling as measured once on this machine with this many threads; measured now if it was not."""
+    path = home() / "machine.json"
+    key = f"{platform.node()}/{_cpu_model()}/{threads}"
+    try:
+        known = json.loads(path.read_text())
+        return ReadBandwidth(**known[key])
+    except (OSError, ValueError, KeyError, TypeError):
+        known = {}
+    measured = measure_read_bandwidth(threads)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({**known, key: asdict(measured)}))
+        temporary.replace(path)
+    except OSError:
+        pass  # a read-only home only costs the next start a measurement
+    return measured
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
