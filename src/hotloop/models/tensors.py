@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 from hotloop.errors import ModelFileError
 from hotloop.models.config import ModelConfig
+from hotloop.quant.formats import DEQUANTIZABLE_FORMATS
 from hotloop.weights.gguf import GGUFFile
 
 TensorShapes = Mapping[str, tuple[int, ...]]
 
 _log = logging.getLogger(__name__)
 
-SUPPORTED_FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")
+SUPPORTED_FORMATS = DEQUANTIZABLE_FORMATS
 """Formats of matrices that the op sets compute with."""
 VECTOR_FORMATS = ("F32", "F16", "BF16")
 """Formats of norm gains, biases and rope factors."""

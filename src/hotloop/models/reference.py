@@ -1,0 +1,103 @@
+"""Run a model with the reference op set: what tests, and other op sets, compare their logits with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.models.config import kv_groups
+from hotloop.models.dense import Output
+from hotloop.models.registry import load_model_spec
+from hotloop.ops.batch import ForwardBatch
+from hotloop.ops.reference import Activations, ReferenceKV, ReferenceOps, ReferenceWeights
+from hotloop.weights.gguf import GGUFFile
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive tokens of one request, for one step.
+
+    start: absolute position of the first token. block_tables: per KV group, the request's block ids.
+    all_logits: of every token, else of the last one only.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_tables: Sequence[Sequence[int]]
+    all_logits: bool = True
+
+
+def build_batch(chunks: Sequence[Chunk], block_size: int) -> ForwardBatch:
+    """The ForwardBatch of one step over `chunks`, one per request."""
+    lengths = [len(chunk.token_ids) for chunk in chunks]
+    query_start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    positions = [
+        np.arange(c.start, c.start + n, dtype=np.int32) for c, n in zip(chunks, lengths, strict=True)
+    ]
+    rows = [
+        np.arange(begin if chunk.all_logits else end - 1, end, dtype=np.int32)
+        for chunk, begin, end in zip(chunks, query_start[:-1], query_start[1:], strict=True)
+    ]
+    tables, slot_mapping = [], []
+    for group in range(len(chunks[0].block_tables)):
+        width = max(len(chunk.block_tables[group]) for chunk in chunks)
+        table = np.zeros((len(chunks), width), np.int32)
+        slots = []
+        for row, chunk, where in zip(table, chunks, positions, strict=True):
+            row[: len(chunk.block_tables[group])] = chunk.block_tables[group]
+            slots.append(row[where // block_size].astype(np.int64) * block_size + where % block_size)
+        tables.append(table)
+        slot_mapping.append(np.concatenate(slots))
+    return ForwardBatch(
+        token_ids=np.concatenate([np.asarray(chunk.token_ids, np.int32) for chunk in chunks]),
+        positions=np.concatenate(positions),
+        query_start=query_start,
+        seq_lens=np.array([c.start + n for c, n in zip(chunks, lengths, strict=True)], np.int32),
+        logits_rows=np.concatenate(rows),
+        block_tables=tuple(tables),
+        slot_mapping=tuple(slot_mapping),
+    )
+
+
+def reference_logits(
+    model: str | Path | GGUFFile,
+    token_ids: Sequence[int],
+    *,
+    chunk_lengths: Sequence[int] | None = None,
+    block_size: int = 16,
+    activations: Activations = "int8",
+    dtype: type[np.floating[Any]] = np.float32,
+    kv_dtype: type[np.floating[Any]] | None = None,
+    layers: range | None = None,
+    output: Output = "logits",
+    keep_weights: bool = True,
+) -> NDArray[Any]:
+    """Logits [tokens, vocab_size] (or hidden states [tokens, hidden]) of every token of one request.
+
+    chunk_lengths: tokens per step, adding up to the number of tokens; None for all in one step. dtype: float64
+    for the exact forward pass, see ReferenceOps. kv_dtype: None for the same as `dtype`. layers, output: of
+    the model's forward. keep_weights: keep dequantized matrices between steps, 4 bytes per weight.
+    """
+    gguf = model if isinstance(model, GGUFFile) else GGUFFile.open(model)
+    spec = load_model_spec(gguf)
+    weights = ReferenceWeights(gguf, keep=keep_weights)
+    groups = kv_groups(spec.config)
+    num_blocks = -(-len(token_ids) // block_size)
+    kv = ReferenceKV(groups, num_blocks=num_blocks, block_size=block_size, dtype=kv_dtype or dtype)
+    # Backwards, so that no block is where its positions are.
+    blocks = list(reversed(range(num_blocks)))
+    lengths = [len(token_ids)] if chunk_lengths is None else chunk_lengths
+    assert sum(lengths) == len(token_ids), "chunk_lengths must add up to the number of tokens"
+    results = []
+    start = 0
+    for length in lengths:
+        chunk = Chunk(token_ids[start : start + length], start, [blocks] * len(groups))
+        ops = ReferenceOps(build_batch([chunk], block_size), kv, activations=activations, dtype=dtype)
+        results.append(spec.forward(ops, weights, spec.config, layers, output))
+        start += length
+    return np.concatenate(results)

@@ -1,0 +1,248 @@
+"""Tiny random models as complete GGUF files: a tokenizer, a chat template, a few hundred kilobytes of weights.
+
+`write_tiny_model(path, "llama", num_kv_heads=1, formats={"*": "Q4_1", "token_embd": "Q8_0"})` is all an engine
+test needs. The weights follow from (seed, tensor name) alone, bit for bit on every machine and numpy version,
+so two models that differ in one thing share everything else, and golden files need not store them.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.quant.formats import QUANTIZABLE_FORMATS, WEIGHT_FORMATS, quantize
+from hotloop.weights.gguf_writer import WritableTensor, WritableValue, write_gguf
+from tiny_tokenizer import tokenizer_metadata
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0", "Q5_0", "Q4_K", "Q6_K")
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TinyConfig:
+    """Shape of a tiny model. window: gemma3's sliding layers (all layers of a llama model if set).
+
+    freq_factors: the tensor rope_freqs.weight, [head_dim / 2].
+    """
+
+    architecture: str = "llama"
+    hidden_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    intermediate_size: int = 96
+    vocab_size: int = 300
+    context_length: int = 128
+    window: int | None = None
+    rope_base: float = 10000.0
+    tied: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    freq_factors: tuple[float, ...] | None = None
+
+
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "llama": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"head_dim": 32},
+    "gemma3": {"num_layers": 7, "num_kv_heads": 1, "window": 16, "rope_base": 1e6, "tied": True},
+}
+# K-quants come in superblocks of 256 columns.
+_K_QUANT_SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512}
+
+
+def tiny_config(architecture: str = "llama", **overrides: Any) -> TinyConfig:
+    """The default shape of an architecture with some fields of TinyConfig replaced."""
+    return replace(TinyConfig(architecture, **_DEFAULTS[architecture]), **overrides)
+
+
+def write_tiny_model(
+    path: str | Path,
+    architecture: str = "llama",
+    *,
+    seed: int = 0,
+    formats: str | Mapping[str, str] = "F32",
+    metadata: Mapping[str, WritableValue | None] | None = None,
+    tensors: Mapping[str, WritableTensor | None] | None = None,
+    **overrides: Any,
+) -> Path:
+    """Write a random model of `architecture` and return its path.
+
+    formats: of the matrices: one for all, or by part of the tensor's name ("ffn_down", "blk.1.", "token_embd"),
+    the first part that fits, with "*" for the rest. Where a K-quant is among them, sizes default to multiples
+    of 256. metadata, tensors: keys and tensors to add or replace; None takes one out. overrides: fields of
+    TinyConfig.
+    """
+    if isinstance(formats, str):
+        formats = {"*": formats}
+    if any(format.endswith("_K") for format in formats.values()):
+        overrides = {**_K_QUANT_SIZES, **overrides}
+    config = tiny_config(architecture, **overrides)
+    keys: dict[str, WritableValue | None] = {**model_metadata(config), **(metadata or {})}
+    contents: dict[str, WritableTensor | None] = {}
+    for name, shape in tensor_shapes(config).items():
+        format = "F32" if len(shape) == 1 else _format_of(name, formats)
+        contents[name] = (format, shape, _tensor_bytes(config, seed, name, shape, format))
+    contents |= tensors or {}
+    write_gguf(
+        path,
+        {key: value for key, value in keys.items() if value is not None},
+        {name: tensor for name, tensor in contents.items() if tensor is not None},
+    )
+    return Path(path)
+
+
+def model_metadata(config: TinyConfig) -> dict[str, WritableValue]:
+    """All keys of the file, tokenizer included."""
+    a = config.architecture
+    metadata: dict[str, WritableValue] = {
+        "general.architecture": a,
+        "general.name": f"tiny {a}",
+        f"{a}.block_count": config.num_layers,
+        f"{a}.context_length": config.context_length,
+        f"{a}.embedding_length": config.hidden_size,
+        f"{a}.feed_forward_length": config.intermediate_size,
+        f"{a}.attention.head_count": config.num_heads,
+        f"{a}.attention.head_count_kv": config.num_kv_heads,
+        f"{a}.attention.key_length": config.head_dim,
+        f"{a}.attention.value_length": config.head_dim,
+        f"{a}.attention.layer_norm_rms_epsilon": 1e-6,
+        f"{a}.rope.freq_base": config.rope_base,
+    }
+    if config.window is not None:
+        metadata[f"{a}.attention.sliding_window"] = config.window
+    return metadata | tokenizer_metadata(config.vocab_size, sentencepiece=a == "gemma3")
+
+
+def tensor_shapes(config: TinyConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the file: name -> shape, rows first."""
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    block: dict[str, tuple[int, ...]] = {
+        "attn_norm.weight": (hidden,),
+        "attn_q.weight": (q_size, hidden),
+        "attn_k.weight": (kv_size, hidden),
+        "attn_v.weight": (kv_size, hidden),
+        "attn_output.weight": (hidden, q_size),
+        "ffn_norm.weight": (hidden,),
+        "ffn_gate.weight": (inner, hidden),
+        "ffn_up.weight": (inner, hidden),
+        "ffn_down.weight": (hidden, inner),
+    }
+    if config.qkv_bias:
+        block |= {"attn_q.bias": (q_size,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
+    if config.output_bias:
+        block["attn_output.bias"] = (hidden,)
+    if config.architecture in ("qwen3", "gemma3"):
+        block |= {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
+    if config.architecture == "gemma3":
+        block |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (config.vocab_size, hidden)}
+    for layer in range(config.num_layers):
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
+    shapes["output_norm.weight"] = (hidden,)
+    if not config.tied:
+        shapes["output.weight"] = (config.vocab_size, hidden)
+    if config.freq_factors is not None:
+        shapes["rope_freqs.weight"] = (len(config.freq_factors),)
+    return shapes
+
+
+def checkpoint_tensor(config: TinyConfig, seed: int, name: str, shape: tuple[int, ...]) -> Floats:
+    """A tensor as the checkpoint has it, that is before a converter permutes q and k: float32 of `shape`.
+
+    Matrices keep a unit variance, logits get a standard deviation of about 2.5; gains lie in 0.75 to 1.25 in
+    steps of 2^-10, so that gemma's checkpoint form (gain - 1) is exact. gemma3's gains are the complete ones.
+    """
+    if name == "rope_freqs.weight":
+        return np.array(config.freq_factors, np.float32)
+    noise = _uniform(seed, name, math.prod(shape)).reshape(shape)
+    if name.endswith("norm.weight"):
+        return (1 + np.rint(noise * 256) / 1024).astype(np.float32)
+    if name.endswith("bias"):
+        return (noise * 0.5).astype(np.float32)
+    return (noise * _bound(config, name, shape[1])).astype(np.float32)
+
+
+def _bound(config: TinyConfig, name: str, cols: int) -> float:
+    if name == "token_embd.weight" and config.architecture != "gemma3":
+        return math.sqrt(3)
+    # gemma multiplies its embedding rows by sqrt(hidden_size).
+    return (2.5 if name == "output.weight" else 1) * math.sqrt(3 / cols)
+
+
+def _uniform(seed: int, name: str, count: int) -> NDArray[np.float64]:
+    """Multiples of 2^-23 in [-1, 1): float64 [count]. Raw generator output is the same in every numpy."""
+    words = np.random.PCG64([seed, zlib.crc32(name.encode())]).random_raw(-(-count // 2))
+    halves = words.astype("<u8").view("<u4")[:count]
+    return (halves >> 8).astype(np.float64) / 2**23 - 1
+
+
+def _tensor_bytes(
+    config: TinyConfig, seed: int, name: str, shape: tuple[int, ...], format: str
+) -> NDArray[np.uint8]:
+    if format not in QUANTIZABLE_FORMATS:
+        return _random_superblocks(config, seed, name, shape, format)
+    values = checkpoint_tensor(config, seed, name, shape)
+    if config.architecture == "llama" and ".attn_q." in name:
+        values = permute(values, config.num_heads)
+    if config.architecture == "llama" and ".attn_k." in name:
+        values = permute(values, config.num_kv_heads)
+    return quantize(format, values)
+
+
+def permute(rows: Floats, num_heads: int) -> Floats:
+    """Reorder q or k rows, head by head, from half-split to adjacent rotated pairs: [heads * head_dim, ...].
+
+    What GGUF converters do to the weights and biases of the llama architecture.
+    """
+    heads = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _random_superblocks(
+    config: TinyConfig, seed: int, name: str, shape: tuple[int, ...], format: str
+) -> NDArray[np.uint8]:
+    """Random valid bytes of a format, scaled like the values of `checkpoint_tensor`."""
+    superblock = WEIGHT_FORMATS[format].superblock_bytes
+    count = WEIGHT_FORMATS[format].tensor_bytes(shape) // superblock
+    noise = (_uniform(seed, name, count * superblock) + 1) * 128
+    data = noise.astype(np.uint8).reshape(count, superblock)
+    deviation = _bound(config, name, shape[1]) / math.sqrt(3)
+    if format == "Q4_K":
+        # scale * 0..63 * 0..15 - minimum * 0..63, both spread by half and more.
+        scale = deviation / 190 * (0.75 + data[:, :1] / 512)
+        data[:, 0:2] = scale.astype("<f2").view(np.uint8)
+        data[:, 2:4] = (scale * 7.5).astype("<f2").view(np.uint8)
+    elif format == "Q6_K":
+        # scale * -128..127 * -32..31.
+        data[:, 208:210] = (deviation / 1370 * (0.75 + data[:, :1] / 512)).astype("<f2").view(np.uint8)
+    else:
+        raise ValueError(f"no recipe for {format}; known: {', '.join(FORMATS)}")
+    return data.reshape(-1)
+
+
+def _format_of(name: str, formats: Mapping[str, str]) -> str:
+    fitting = (format for part, format in formats.items() if part != "*" and part in name)
+    return next(fitting, formats.get("*", "F32"))
+
+
+def random_tokens(seed: int, count: int, vocab_size: int = 300) -> list[int]:
+    """Token ids for a prompt, the same everywhere."""
+    return [int(x) for x in ((_uniform(seed, "tokens", count) + 1) / 2 * vocab_size).astype(np.int64)]
+
+
+def every_format() -> Sequence[tuple[str, str | Mapping[str, str]]]:
+    """(id, formats) for tests that run through each format once, and a mixture of the real files' kind."""
+    mixed = {"token_embd": "Q8_0", "ffn_down": "Q6_K", "attn_v": "Q8_0", "ffn_gate": "Q5_0", "*": "Q4_K"}
+    return [*((format, format) for format in FORMATS), ("mixed", mixed)]
