@@ -1,8 +1,8 @@
-"""Tiny random models as complete GGUF files: a tokenizer, a chat template, a few hundred kilobytes of weights.
+"""Tiny random models as complete GGUF files: tokenizer, chat template, some hundred kilobytes of weights.
 
-`write_tiny_model(path, "llama", num_kv_heads=1, formats={"*": "Q4_1", "token_embd": "Q8_0"})` is all an engine
-test needs. The weights follow from (seed, tensor name) alone, bit for bit on every machine and numpy version,
-so two models that differ in one thing share everything else, and golden files need not store them.
+`write_tiny_model(path, "llama", num_kv_heads=1, formats={"*": "Q4_1", "token_embd": "Q8_0"})` is all an
+engine test needs. The weights follow from (seed, tensor name) alone, bit for bit on every machine and numpy
+version: models that differ in one thing share everything else, and golden files need not store them.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def write_tiny_model(
 ) -> Path:
     """Write a random model of `architecture` and return its path.
 
-    formats: of the matrices: one for all, or by part of the tensor's name ("ffn_down", "blk.1.", "token_embd"),
-    the first part that fits, with "*" for the rest. Where a K-quant is among them, sizes default to multiples
-    of 256. metadata, tensors: keys and tensors to add or replace; None takes one out. overrides: fields of
+    formats: of the matrices: one for all, or by part of the tensor's name ("ffn_down", "blk.1.", ...), the
+    first part that fits, with "*" for the rest. Where a K-quant is among them, sizes default to multiples of
+    256. metadata, tensors: keys and tensors to add or replace; None takes one out. overrides: fields of
     TinyConfig.
     """
     if isinstance(formats, str):
@@ -161,17 +161,24 @@ def tensor_shapes(config: TinyConfig) -> dict[str, tuple[int, ...]]:
 def checkpoint_tensor(config: TinyConfig, seed: int, name: str, shape: tuple[int, ...]) -> Floats:
     """A tensor as the checkpoint has it, that is before a converter permutes q and k: float32 of `shape`.
 
-    Matrices keep a unit variance, logits get a standard deviation of about 2.5; gains lie in 0.75 to 1.25 in
+    Matrices keep a unit variance, logits get a standard deviation of 2 to 3; gains lie in 0.75 to 1.25 in
     steps of 2^-10, so that gemma's checkpoint form (gain - 1) is exact. gemma3's gains are the complete ones.
     """
     if name == "rope_freqs.weight":
         return np.array(config.freq_factors, np.float32)
     noise = _uniform(seed, name, math.prod(shape)).reshape(shape)
     if name.endswith("norm.weight"):
-        return (1 + np.rint(noise * 256) / 1024).astype(np.float32)
+        return ((1 + np.rint(noise * 256) / 1024) * _gain(config, name)).astype(np.float32)
     if name.endswith("bias"):
         return (noise * 0.5).astype(np.float32)
     return (noise * _bound(config, name, shape[1])).astype(np.float32)
+
+
+def _gain(config: TinyConfig, name: str) -> float:
+    """Gemma's embeddings are tied: blocks must outweigh them, or the model would repeat its input."""
+    if config.architecture == "gemma3" and ("post_" in name or name == "output_norm.weight"):
+        return 2.0
+    return 1.0
 
 
 def _bound(config: TinyConfig, name: str, cols: int) -> float:
@@ -221,7 +228,7 @@ def _random_superblocks(
     deviation = _bound(config, name, shape[1]) / math.sqrt(3)
     if format == "Q4_K":
         # scale * 0..63 * 0..15 - minimum * 0..63, both spread by half and more.
-        scale = deviation / 190 * (0.75 + data[:, :1] / 512)
+        scale = deviation / 290 * (0.75 + data[:, :1] / 512)
         data[:, 0:2] = scale.astype("<f2").view(np.uint8)
         data[:, 2:4] = (scale * 7.5).astype("<f2").view(np.uint8)
     elif format == "Q6_K":

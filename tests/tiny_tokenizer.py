@@ -16,7 +16,7 @@ _TURNS = ["<|im_start|>", "<|im_end|>"]
 
 
 def tokenizer_metadata(vocab_size: int, *, sentencepiece: bool = False) -> dict[str, WritableValue]:
-    """The `tokenizer.*` keys of a byte-level BPE or a SentencePiece vocabulary of `vocab_size` >= 280 tokens."""
+    """The `tokenizer.*` keys of a byte-level BPE or SentencePiece vocabulary; `vocab_size` >= 280."""
     return _sentencepiece(vocab_size) if sentencepiece else _byte_level(vocab_size)
 
 

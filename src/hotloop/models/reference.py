@@ -79,9 +79,9 @@ def reference_logits(
 ) -> NDArray[Any]:
     """Logits [tokens, vocab_size] (or hidden states [tokens, hidden]) of every token of one request.
 
-    chunk_lengths: tokens per step, adding up to the number of tokens; None for all in one step. dtype: float64
-    for the exact forward pass, see ReferenceOps. kv_dtype: None for the same as `dtype`. layers, output: of
-    the model's forward. keep_weights: keep dequantized matrices between steps, 4 bytes per weight.
+    chunk_lengths: tokens per step, adding up to the number of tokens; None for all in one step. dtype:
+    float64 for the exact forward pass, see ReferenceOps. kv_dtype: None for the same as `dtype`. layers,
+    output: of the model's forward. keep_weights: keep dequantized matrices between steps, 4 bytes per weight.
     """
     gguf = model if isinstance(model, GGUFFile) else GGUFFile.open(model)
     spec = load_model_spec(gguf)

@@ -268,7 +268,8 @@ class ReferenceOps:
         positions = np.arange(seq_len, dtype=np.int64)
         blocks = self._batch.block_tables[group][request].astype(np.int64)
         size = self._kv.block_size
-        return blocks[positions // size] * size + positions % size
+        slots: NDArray[np.int64] = blocks[positions // size] * size + positions % size
+        return slots
 
 
 def _rms_norm(x: Floats, gain: Floats, eps: float) -> NDArray[np.float64]:
@@ -339,4 +340,5 @@ def _silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _gelu_tanh(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Source: Gaussian error linear units (arXiv 1606.08415), the tanh form."""
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    result: NDArray[np.float64] = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return result
