@@ -17,7 +17,11 @@ from hotloop.errors import HotloopError
 
 # name: (module, one line of help)
 COMMANDS = {
+    "run": ("hotloop.cli.run", "Answer a question, or complete a text."),
+    "chat": ("hotloop.cli.chat", "Chat with a model."),
     "pull": ("hotloop.cli.pull", "Download a model, or check a local file."),
+    "inspect": ("hotloop.cli.inspect_model", "Show what is in a model file and what it needs."),
+    "machine": ("hotloop.cli.machine", "Measure this machine's read bandwidth."),
     "list": ("hotloop.cli.list_models", "List the models on this machine, or the catalog."),
 }
 

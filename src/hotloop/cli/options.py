@@ -1,0 +1,60 @@
+"""Options that `run` and `chat` share, and what they turn into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hotloop.engine.llm import LLM
+    from hotloop.sampling_params import SamplingParams
+
+DEFAULT_MAX_TOKENS = 512
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A catalog name, a path or hf:owner/repo[/file].")]
+System = Annotated[str | None, typer.Option("--system", help="System message of the conversation.")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's recommendation, else 1.")]
+TopK = Annotated[int | None, typer.Option(help="Keep the K most probable tokens; 0 is off.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the smallest set of tokens with this mass.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens with at least this share of the top one's probability.")]
+Seed = Annotated[int | None, typer.Option(help="64 bits; the same seed gives the same answer. Default: a fresh one.")]
+MaxTokens = Annotated[int, typer.Option(help="At most so many new tokens.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text. May be repeated.")]
+Threads = Annotated[int | None, typer.Option(help="Default: the physical cores this process may use.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Context in tokens. Default: the model's.")]
+KvDtype = Annotated[str, typer.Option(help="KV cache dtype: f16 or f32.")]
+Isa = Annotated[str | None, typer.Option(help="Kernel set; default: the best here, or $HOTLOOP_ISA.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Pull a missing model without asking.")]
+
+
+def load(
+    model: str, *, yes: bool, threads: int | None, max_model_len: int | None, kv_dtype: str, isa: str | None
+) -> LLM:
+    """Resolve MODEL (offering to pull it) and load it."""
+    from hotloop.cli.models import require_model
+
+    path = require_model(model, yes=yes)
+    from hotloop.engine.llm import LLM
+
+    options: dict[str, Any] = {"threads": threads, "max_model_len": max_model_len, "kv_dtype": kv_dtype}
+    if isa is not None:
+        options["isa"] = isa
+    return LLM(path, **options)
+
+
+def sampling(
+    *,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    seed: int | None,
+    max_tokens: int,
+    stop: list[str] | None,
+) -> SamplingParams:
+    from hotloop.sampling_params import SamplingParams
+
+    return SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
+    )
