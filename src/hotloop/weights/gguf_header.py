@@ -11,6 +11,7 @@ that are left, and the limits below bound the time that a well-formed but absurd
 """
 
 import struct
+from codecs import getincrementaldecoder
 from collections.abc import Mapping
 from dataclasses import dataclass
 from mmap import mmap
@@ -31,6 +32,8 @@ MAX_ARRAY_ITEMS = 1 << 24
 MAX_STRINGS = 1 << 22
 """Most strings in all arrays of one file; the largest vocabularies have about 10^6 tokens and merges."""
 MAX_STRING_BYTES = 1 << 26
+MAX_ITEM_BYTES = 1 << 20
+"""Most bytes of one string of an array."""
 MAX_NAME_BYTES = (1 << 16) - 1
 MAX_DIMS = 4
 MIN_ALIGNMENT, DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 8, 32, 1 << 16
@@ -38,9 +41,11 @@ MIN_ALIGNMENT, DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 8, 32, 1 << 16
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _PREAMBLE_BYTES = 24
+_PIECE_BYTES = 1 << 16
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # key length, key, value type, value
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, n_dims, one dim, type id, offset
 
+_utf8_decoder = getincrementaldecoder("utf-8")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 BOOL, STRING, ARRAY = 7, 8, 9
@@ -176,10 +181,17 @@ class _Parser:
         if length > limit:
             self._fail(f"{what}: a string of {length} bytes; the limit is {limit}")
         start = self._take(length, what)
-        try:
-            return self._buffer[start : start + length].decode()
-        except UnicodeDecodeError as error:
-            self._fail(f"{what}: invalid UTF-8 at byte {start + error.start} of the file")
+        # In pieces, so that a damaged length costs no more than the bytes up to the first that is not text.
+        decoder = _utf8_decoder()
+        pieces = []
+        for at in range(start, self._position, _PIECE_BYTES):
+            end = min(at + _PIECE_BYTES, self._position)
+            pending = len(decoder.getstate()[0])
+            try:
+                pieces.append(decoder.decode(self._buffer[at:end], end == self._position))
+            except UnicodeDecodeError as error:
+                self._fail(f"{what}: invalid UTF-8 at byte {at - pending + error.start} of the file")
+        return "".join(pieces)
 
     def _name(self, what: str) -> str:
         name = self._string(what, MAX_NAME_BYTES)
@@ -224,24 +236,27 @@ class _Parser:
 
     def _strings(self, count: int, what: str) -> list[str]:
         # The hot loop of opening a model: 10^5 to 10^6 strings. Everything is a local name.
-        buffer, size, position = self._buffer, self._size, self._position
-        unpack = _U64.unpack_from
+        buffer, position, unpack = self._buffer, self._position, _U64.unpack_from
         strings: list[str] = []
         append = strings.append
         try:
             for _ in range(count):
-                start = position + 8
-                position = start + unpack(buffer, position)[0]
-                # A slice past the end would be silently short.
-                if position > size:
+                length = unpack(buffer, position)[0]
+                if length > MAX_ITEM_BYTES:
                     break
-                append(buffer[start:position].decode())
+                start = position + 8
+                end = start + length
+                append(buffer[start:end].decode())
+                position = end
         except (struct.error, UnicodeDecodeError):
             pass
+        if position > self._size:  # the last slice was cut short
+            strings.pop()
+            position = start - 8
         if len(strings) < count:
             # Read the string at fault again, the slow way, for its error message.
-            self._position = start - 8 if position >= start else position
-            self._string(f"{what}, item {len(strings)}")
+            self._position = position
+            self._string(f"{what}, item {len(strings)}", MAX_ITEM_BYTES)
             raise AssertionError("unreachable: the string was good the second time")
         self._position = position
         return strings

@@ -125,6 +125,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         file((key("t", ARRAY, array(STRING, 3, text("ab") + text("\u00e9") + text(b"\x80"))),)),
         "metadata key 't', item 2: invalid UTF-8",
     ),
+    "item over the limit": (
+        file((key("t", ARRAY, array(STRING, 2, text("ab") + text(bytes(2**20 + 1)))),)),
+        "metadata key 't', item 1: a string of 1048577 bytes; the limit is 1048576",
+    ),
     "array of arrays": (file((key("n", ARRAY, nested(1)),)), "key 'n': nested arrays are not supported"),
     "arrays nested 100 deep": (file((key("n", ARRAY, nested(100)),)), "key 'n': nested arrays"),
     "control characters in a key": (file((key("a\x1b[31m\n", 13, b""),)), r"'a\x1b[31m\n': unknown"),
@@ -242,6 +246,27 @@ def test_a_string_over_the_limit_is_refused_before_it_is_read(tmp_path: Path):
         pytest.raises(ModelFileError, match="key 's': a string of 67108865 bytes"),
     ):
         GGUFFile.open(path)
+
+
+def test_a_damaged_length_costs_only_the_text_before_the_damage(tmp_path: Path):
+    path = tmp_path / "string.gguf"
+    content = b"x" * 65_535 + "\u00e9".encode() + b"y" * 100_000 + b"\xff" + b"z" * 2**25
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    path.write_bytes(head + key("s", STRING, text(content)))
+    with (
+        at_most_allocated(1_000_000),
+        pytest.raises(ModelFileError, match="key 's': invalid UTF-8 at byte 165582"),
+    ):
+        GGUFFile.open(path)
+
+
+def test_a_long_string_is_put_together_again(tmp_path: Path):
+    # Every character straddles two pieces somewhere.
+    long = "\u00e9\u20ac\U0001f999a" * 50_000
+    write_gguf(tmp_path / "long.gguf", {"s": long, "x" + long[:16_000]: 1}, {})
+    with GGUFFile.open(tmp_path / "long.gguf") as good:
+        assert good.get_str("s") == long
+        assert good.get_int("x" + long[:16_000]) == 1
 
 
 def test_not_a_regular_file(tmp_path: Path):
