@@ -1,0 +1,56 @@
+"""Every field is validated where a request enters (known faults B02, B07, B25, B41, B102, B105, B125)."""
+
+import math
+
+import pytest
+
+from hotloop.errors import InvalidRequestError
+from hotloop.sampling_params import SamplingParams
+
+BAD = [
+    ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "hot"),
+    ("temperature", True), ("top_p", 0), ("top_p", 1.0001), ("top_p", math.nan), ("top_p", -1),
+    ("min_p", math.nan), ("min_p", -0.5), ("min_p", 2), ("top_k", -2), ("top_k", 1.5), ("top_k", True),
+    ("seed", 2**64), ("seed", "7"), ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 2.0),
+    ("min_tokens", -1), ("min_tokens", None), ("stop", ""), ("stop", ["x", ""]), ("stop", [3]),
+    ("stop", ["x"] * 17), ("stop_token_ids", ["a"]), ("logprobs", -1), ("logprobs", 21),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_bad_values_name_the_field(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=name):
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0, "top_p": 0.3, "top_k": 1, "min_p": 0.5}, {"top_k": -1}, {"top_k": 0}, {"top_k": 10**7},
+        {"top_p": 1e-9}, {"temperature": 1e-30}, {"stop": None}, {"stop": []}, {"seed": 2**64 - 1}, {"seed": -1},
+        {"max_tokens": None, "min_tokens": 5},
+    ],
+)  # fmt: skip
+def test_legal_values(params: dict[str, object]) -> None:
+    SamplingParams(**params)  # type: ignore[arg-type]
+
+
+def test_min_tokens_above_max_tokens() -> None:
+    with pytest.raises(InvalidRequestError, match="min_tokens is 9.*max_tokens 8"):
+        SamplingParams(min_tokens=9, max_tokens=8)
+
+
+def test_request_wins_over_recommendation_wins_over_built_in() -> None:
+    recommended = {"temperature": 0.2, "top_k": 20, "repetition_penalty": 1.1}
+    params = SamplingParams(temperature=0.9).with_defaults(recommended)
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.9, 20, 1.0, 0.0)
+    plain = SamplingParams().with_defaults({})
+    assert (plain.temperature, plain.top_k, plain.top_p, plain.min_p) == (1.0, 0, 1.0, 0.0)
+    assert SamplingParams(temperature=0).with_defaults(recommended).temperature == 0
+
+
+def test_token_ids_outside_the_vocabulary() -> None:
+    SamplingParams(stop_token_ids=[0, 99]).check_vocabulary(100)
+    for bad in (100, -1, 10**6):
+        with pytest.raises(InvalidRequestError, match=str(bad)):
+            SamplingParams(stop_token_ids=[bad]).check_vocabulary(100)
