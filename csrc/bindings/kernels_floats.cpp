@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "bindings/bindings.h"
@@ -141,6 +142,43 @@ void bind_rope_table(nb::module_& m) {
   }, "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos and sin, float32 [positions, inv_freq].");
 }
 
+// One call of the attention kernel; arrays as in AttentionArgs, KV as raw bytes.
+void bind_attention(nb::module_& m) {
+  using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+  using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  using Int32s = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+  m.def("attention", [](const std::string& isa, const Rows& q, const Bytes& k, const Bytes& v, int64_t block_stride_bytes,
+                        const Int32s& block_table, const Int32s& positions, int32_t block_size, int32_t num_kv_heads,
+                        int32_t head_dim, int32_t window, KvDtype kv_dtype, float scale, float softcap,
+                        int64_t tokens_per_call, int32_t heads_per_call) {
+    const KernelTable& kernels = select_kernels(isa);
+    const int64_t tokens = static_cast<int64_t>(q.shape(0)), width = static_cast<int64_t>(q.shape(1));
+    check(head_dim > 0 && head_dim % 16 == 0 && width % head_dim == 0, "attention: head_dim");
+    const int32_t num_heads = static_cast<int32_t>(width / head_dim);
+    check(num_kv_heads > 0 && num_heads % num_kv_heads == 0, "attention: num_kv_heads");
+    check(static_cast<int64_t>(positions.size()) == tokens && block_size > 0 && tokens_per_call > 0 && heads_per_call > 0,
+          "attention: extents");
+    auto out = make_result<float>({q.shape(0), q.shape(1)});
+    const AttentionArgs args = {q.data(), out.data(), k.data(), v.data(), block_stride_bytes, block_table.data(),
+                                positions.data(), block_size, num_heads, num_kv_heads, head_dim, window, kv_dtype,
+                                scale, softcap};
+    std::vector<float> scratch(attention_scratch_floats(head_dim));
+    const int32_t group = num_heads / num_kv_heads;
+    const FloatEnvironment environment;
+    for (int64_t t = 0; t < tokens; t += tokens_per_call) {
+      for (int32_t h = 0; h < num_heads; h += group) {
+        for (int32_t i = h; i < h + group; i += heads_per_call) {
+          kernels.attention(args, t, std::min(t + tokens_per_call, tokens), h / group, i,
+                            std::min(i + heads_per_call, h + group), scratch.data());
+        }
+      }
+    }
+    return out;
+  }, "isa"_a, "q"_a, "k"_a, "v"_a, "block_stride_bytes"_a, "block_table"_a, "positions"_a, "block_size"_a,
+     "num_kv_heads"_a, "head_dim"_a, "window"_a, "kv_dtype"_a, "scale"_a, "softcap"_a, "tokens_per_call"_a,
+     "heads_per_call"_a);
+}
+
 }  // namespace
 
 void bind_float_kernels(nb::module_& parent) {
@@ -148,6 +186,7 @@ void bind_float_kernels(nb::module_& parent) {
   m.def("exp", elementwise(&KernelTable::exp), "isa"_a, "x"_a);
   m.def("log", elementwise(&KernelTable::log), "isa"_a, "x"_a);
   bind_rows(m);
+  bind_attention(m);
   bind_sampling(m);
   bind_rope_table(m);
 }

@@ -46,7 +46,7 @@ struct Activations {
 
 struct AttentionArgs {
   const float* q;          // [tokens, num_heads * head_dim], roped
-  float* out;              // [tokens, num_heads * head_dim]
+  float* out;              // [tokens, num_heads * head_dim]; does not overlap q
   const uint8_t* k;        // K of block 0, this layer: [num_kv_heads, block_size, head_dim] of kv_dtype
   const uint8_t* v;        // V of block 0, this layer, same layout
   int64_t block_stride_bytes;  // from one block_id to the next
@@ -87,7 +87,8 @@ struct KernelTable {
 
   // ---- attention (kernels/attention*) ---------------------------------------------------------------------------
   // Tokens [token_begin, token_end) of ONE request and query heads [head_begin, head_end) which all read KV head kv_head.
-  // Spans of 256 absolute positions, partials (m, l, o) merged in ascending order. scratch: attention_scratch_floats().
+  // Spans of 256 absolute positions, partials (m, l, o) merged in ascending order. head_dim is a multiple of 16.
+  // scratch: attention_scratch_floats().
   void (*attention)(const AttentionArgs& args, int64_t token_begin, int64_t token_end, int32_t kv_head,
                     int32_t head_begin, int32_t head_end, float* scratch);
 
@@ -102,8 +103,11 @@ struct KernelTable {
   void (*log_sum_exp)(const float* x, int64_t n, float* max_out, float* log_sum_exp_out);
 };
 
-constexpr int64_t attention_scratch_floats(int32_t head_dim, int32_t heads) {
-  return static_cast<int64_t>(heads) * (kSpan + head_dim + 2) + 64;  // scores, o, m, l per head
+constexpr int kAttentionTileRows = 6;  // query rows (token, head) that share each load of K and V
+constexpr int kAttentionRows = 48;     // query rows that walk a span together
+
+constexpr int64_t attention_scratch_floats(int32_t head_dim) {
+  return int64_t{kAttentionTileRows} * (kSpan + head_dim);  // scores and o of a tile
 }
 
 // formats/repack.cpp: instruction-set independent.

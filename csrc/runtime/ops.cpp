@@ -151,7 +151,7 @@ void QkvOp::run(const Step& step, int64_t tile, float* scratch) {
 }
 
 int64_t AttentionOp::scratch_floats() const {
-  return attention_scratch_floats(kv.head_dim, num_heads / kv.num_kv_heads);
+  return attention_scratch_floats(kv.head_dim);
 }
 
 void AttentionOp::run(const Step& step, int64_t tile, float* scratch) {
