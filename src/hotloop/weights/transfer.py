@@ -115,7 +115,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DownloadError(f"the disk of {folder} is full: {_MORE_SPACE}") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise DownloadError(
                 f"cannot write to {folder} ({error.strerror}): set HOTLOOP_HOME to a writable folder"
             ) from error
