@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hotloop.quant.formats import QUANTIZABLE_FORMATS, WEIGHT_FORMATS, quantize
 from hotloop.weights.gguf_writer import WritableTensor, WritableValue, write_gguf
-from tiny_tokenizer import tokenizer_metadata
+from tests.tiny_tokenizer import tokenizer_metadata
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0", "Q5_0", "Q4_K", "Q6_K")
@@ -182,10 +182,11 @@ def _gain(config: TinyConfig, name: str) -> float:
 
 
 def _bound(config: TinyConfig, name: str, cols: int) -> float:
-    if name == "token_embd.weight" and config.architecture != "gemma3":
+    if name == "token_embd.weight" and not config.tied:
         return math.sqrt(3)
     # gemma multiplies its embedding rows by sqrt(hidden_size).
-    return (2.5 if name == "output.weight" else 1) * math.sqrt(3 / cols)
+    head = "token_embd.weight" if config.tied and config.architecture != "gemma3" else "output.weight"
+    return (2.5 if name == head else 1) * math.sqrt(3 / cols)
 
 
 def _uniform(seed: int, name: str, count: int) -> NDArray[np.float64]:

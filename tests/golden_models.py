@@ -1,0 +1,193 @@
+"""The cases of tests/golden/models: tiny models whose logits were computed by transformers.
+
+tools/make_model_goldens.py makes the files; tests/unit/models/test_goldens.py compares the op sets with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hotloop.weights.gguf_writer import WritableValue
+from tests.tiny_models import TinyConfig, random_tokens, tiny_config, write_tiny_model
+
+GOLDEN_DIR = Path(__file__).parent / "golden" / "models"
+NUM_TOKENS = 48
+COLUMN_STEP = 7
+"""Every 7th logit of each token is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenCase:
+    """One model, described twice: as a GGUF file and as a transformers configuration.
+
+    overrides: of TinyConfig. metadata: GGUF keys, without the architecture. hf_class: transformers class of
+    the model. hf_config: fields of its configuration beyond the sizes; rope parameters of a gemma model are
+    those of the full-attention layers.
+    """
+
+    name: str
+    architecture: str
+    hf_class: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, WritableValue] = field(default_factory=dict)
+    hf_rope: Mapping[str, Any] = field(default_factory=dict)
+    hf_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        return 1 + [case.name for case in CASES].index(self.name)
+
+    @property
+    def config(self) -> TinyConfig:
+        return tiny_config(self.architecture, **self.overrides)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return random_tokens(self.seed, NUM_TOKENS)
+
+    def write(self, path: Path, **changes: Any) -> Path:
+        """The model as a GGUF file; changes: further arguments of write_tiny_model."""
+        metadata = {f"{self.architecture}.{key}": value for key, value in self.metadata.items()}
+        arguments = {"seed": self.seed, "metadata": metadata, **self.overrides, **changes}
+        return write_tiny_model(path, self.architecture, **arguments)
+
+
+_LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+_YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 32,
+}
+_YARN_BETAS = {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0}
+_HF_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+_HF_LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def llama3_factors(
+    head_dim: int,
+    base: float,
+    *,
+    factor: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    original_max_position_embeddings: int,
+    **_: object,
+) -> tuple[float, ...]:
+    """The tensor rope_freqs.weight that a converter writes for Llama 3's rope parameters."""
+    factors = []
+    for i in range(head_dim // 2):
+        turns = original_max_position_embeddings / (2 * math.pi * base ** (2 * i / head_dim))
+        blend = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
+        blend = min(max(blend, 0.0), 1.0)
+        factors.append(1 / ((1 - blend) / factor + blend))
+    return tuple(factors)
+
+
+CASES = (
+    GoldenCase("llama-mha", "llama", "LlamaForCausalLM", {"num_kv_heads": 4}),
+    GoldenCase("llama-gqa-tied", "llama", "LlamaForCausalLM", {"tied": True}),
+    GoldenCase(
+        "llama-bias-head-dim",
+        "llama",
+        "LlamaForCausalLM",
+        {"qkv_bias": True, "output_bias": True, "head_dim": 24, "num_kv_heads": 1, "num_layers": 3},
+        hf_config={"attention_bias": True},
+    ),
+    GoldenCase(
+        "llama-linear",
+        "llama",
+        "LlamaForCausalLM",
+        metadata=_LINEAR,
+        hf_rope={"rope_type": "linear", "factor": 4.0},
+    ),
+    GoldenCase("llama-yarn", "llama", "LlamaForCausalLM", metadata=_YARN, hf_rope=_HF_YARN),
+    GoldenCase(
+        "llama-llama3",
+        "llama",
+        "LlamaForCausalLM",
+        {"freq_factors": llama3_factors(16, 10000.0, **_HF_LLAMA3)},
+        hf_rope=_HF_LLAMA3,
+    ),
+    GoldenCase("llama-window", "llama", "MistralForCausalLM", {"window": 8}, hf_config={"sliding_window": 8}),
+    GoldenCase("qwen2-gqa", "qwen2", "Qwen2ForCausalLM", {"rope_base": 1e6}),
+    GoldenCase(
+        "qwen2-yarn-tied",
+        "qwen2",
+        "Qwen2ForCausalLM",
+        {"tied": True, "num_kv_heads": 1},
+        metadata=_YARN | _YARN_BETAS,
+        hf_rope=_HF_YARN | {"beta_fast": 16.0, "beta_slow": 2.0},
+    ),
+    GoldenCase("qwen3", "qwen3", "Qwen3ForCausalLM"),
+    GoldenCase("gemma3", "gemma3", "Gemma3ForCausalLM", {"window": 8}),
+    GoldenCase(
+        "gemma3-linear",
+        "gemma3",
+        "Gemma3ForCausalLM",
+        {"window": 20, "num_kv_heads": 2},
+        metadata=_LINEAR,
+        hf_rope={"rope_type": "linear", "factor": 4.0},
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RopeCase:
+    """Rope parameters of a real model, described twice. metadata: GGUF keys, without the architecture."""
+
+    name: str
+    head_dim: int
+    base: float
+    context_length: int
+    hf_rope: Mapping[str, Any]
+    metadata: Mapping[str, WritableValue] = field(default_factory=dict)
+    freq_factors: tuple[float, ...] | None = None
+
+
+_LLAMA31: dict[str, Any] = _HF_LLAMA3 | {"original_max_position_embeddings": 8192}
+
+ROPE_CASES = (
+    RopeCase("default", 128, 1e6, 32768, {"rope_type": "default"}),
+    RopeCase("linear", 128, 10000.0, 16384, {"rope_type": "linear", "factor": 4.0}, _LINEAR),
+    RopeCase(
+        "llama31", 128, 500000.0, 131072, _LLAMA31, freq_factors=llama3_factors(128, 500000.0, **_LLAMA31)
+    ),
+    RopeCase(
+        "yarn-qwen",
+        128,
+        1e6,
+        131072,
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+        _YARN | {"rope.scaling.original_context_length": 32768},
+    ),
+    RopeCase(
+        "yarn-betas",
+        64,
+        10000.0,
+        65536,
+        {
+            "rope_type": "yarn",
+            "factor": 16.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 24.0,
+            "beta_slow": 0.5,
+        },
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 16.0,
+            "rope.scaling.original_context_length": 4096,
+            "rope.scaling.yarn_beta_fast": 24.0,
+            "rope.scaling.yarn_beta_slow": 0.5,
+        },
+    ),
+)
