@@ -8,7 +8,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
 from hotloop.errors import ModelFileError
-from hotloop.text.vocabulary import PREFIX, Vocabulary
+from hotloop.text.vocabulary import PREFIX, TokenType, Vocabulary
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -85,7 +85,10 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
         )
     if not vocabulary.merges:
         raise ModelFileError(f"{PREFIX}merges is missing or empty; a byte-level vocabulary needs it")
-    merges = [(left, right) for left, _, right in (m.partition(" ") for m in vocabulary.merges)]
+    # Control tokens never come out of text, not even out of their own spelling.
+    control = {vocabulary.tokens[i] for i in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)}
+    pairs = (merge.partition(" ") for merge in vocabulary.merges)
+    merges = [(left, right) for left, _, right in pairs if left + right not in control]
     try:
         model = BPE(vocabulary.ids, merges, ignore_merges=scheme.ignore_merges)
     except Exception as error:  # the library raises bare exceptions of several types

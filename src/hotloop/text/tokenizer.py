@@ -4,14 +4,17 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from hotloop.errors import InvalidRequestError
-from hotloop.text import byte_level
+from hotloop.text import byte_level, sentencepiece
+from hotloop.text.detokenizer import Detokenizer
 from hotloop.text.vocabulary import TokenType, Vocabulary, read_vocabulary
 
 # NFC may compose several code points into one; no composition takes more than two characters per UTF-8 byte.
 _MAX_DECOMPOSED_CHARS_PER_BYTE = 2
+_SPECIAL_TYPES = frozenset((TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED))
 
 
 class Tokenizer:
@@ -19,8 +22,11 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._types = vocabulary.token_types
-        self._literal = self._pipeline(byte_level.build(vocabulary), parse_special=False)
+        # A type outside a byte is unknown to everyone and behaves like text.
+        self._types = bytes(np.clip(vocabulary.token_types, 0, 255).astype(np.uint8))
+        self._is_sentencepiece = vocabulary.model == "llama"
+        family = sentencepiece if self._is_sentencepiece else byte_level
+        self._literal = self._pipeline(family.build(vocabulary), parse_special=False)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
@@ -68,6 +74,11 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         return self._vocabulary.chat_template
 
+    @property
+    def adds_leading_space(self) -> bool:
+        """Whether encoding puts a space before the text, which decoding from the start takes away again."""
+        return self._is_sentencepiece and self._vocabulary.add_space_prefix
+
     @cached_property
     def max_token_chars(self) -> int:
         """No token stands for more characters of input than this."""
@@ -100,8 +111,10 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of the ids; invalid UTF-8 becomes one U+FFFD per maximal subpart."""
-        parts = [self.token_bytes(i) for i in ids if not (skip_special and self.is_special(i))]
-        return b"".join(parts).decode("utf-8", "replace")
+        text = Detokenizer(
+            self, skip_special_tokens=skip_special, strip_leading_space=self.adds_leading_space
+        )
+        return "".join(map(text.push, ids)) + text.flush()
 
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes a token contributes to the text.
@@ -110,13 +123,15 @@ class Tokenizer:
         """
         kind = self._type(token_id)
         text = self._vocabulary.tokens[token_id]
-        if kind == TokenType.NORMAL:
-            return byte_level.token_bytes(text)
-        return b"" if kind == TokenType.UNUSED else text.encode("utf-8", "replace")
+        if kind == TokenType.UNUSED:
+            return b""
+        if self._is_sentencepiece:
+            return sentencepiece.token_bytes(text, kind)
+        return byte_level.token_bytes(text) if kind == TokenType.NORMAL else text.encode("utf-8", "replace")
 
     def is_special(self, token_id: int) -> bool:
         """Whether a token steers the model and is no part of the text."""
-        return self._type(token_id) in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
+        return self._type(token_id) in _SPECIAL_TYPES
 
     def token_id(self, text: str) -> int | None:
         """The id of the token whose vocabulary entry is exactly `text`."""

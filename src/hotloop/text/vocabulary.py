@@ -1,9 +1,12 @@
 """What a model file says about its vocabulary: one plain, validated value for both tokenizer families."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hotloop.errors import ModelFileError
 
@@ -43,9 +46,9 @@ class Vocabulary:
     pre: str | None  # name of the pre-tokenizer of a byte-level vocabulary
     tokens: list[str]  # text of each token id; several ids may share a text
     ids: dict[str, int]  # the lowest id of each text
-    token_types: list[int]
+    token_types: NDArray[np.int64]  # TokenType of each token id
     merges: list[str]
-    scores: list[float]
+    scores: NDArray[np.float64]  # of each token id; empty where the file has none
     bos_token_id: int | None
     eos_token_ids: frozenset[int]
     unknown_token_id: int | None
@@ -56,7 +59,8 @@ class Vocabulary:
 
     def of_type(self, *types: TokenType) -> list[int]:
         """Token ids of the given types, ascending."""
-        return [i for i, kind in enumerate(self.token_types) if kind in types]
+        ids: list[int] = np.flatnonzero(np.isin(self.token_types, types)).tolist()
+        return ids
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
@@ -73,9 +77,16 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     if not tokens:
         raise ModelFileError(f"{PREFIX}tokens is missing or empty; the file carries no vocabulary")
     vocab_size = len(tokens)
+    token_types = _numbers(metadata, PREFIX + "token_type", vocab_size).astype(np.int64)
+    if not token_types.size:
+        token_types = np.full(vocab_size, TokenType.NORMAL, np.int64)
+    if model == "llama":
+        # Files store the spaces of user-defined tokens as spaces, and those of all other tokens as U+2581.
+        tokens = list(tokens)
+        for i in np.flatnonzero(token_types == TokenType.USER_DEFINED):
+            tokens[i] = tokens[i].replace(" ", "\u2581")
     # The lowest id of a repeated text wins, so build backwards.
     ids = dict(zip(reversed(tokens), range(vocab_size - 1, -1, -1), strict=True))
-    token_types = _numbers(metadata, PREFIX + "token_type", vocab_size) or [TokenType.NORMAL] * vocab_size
     pre = _text(metadata, PREFIX + "pre")
     eos_ids = {_token_id(metadata, PREFIX + key, vocab_size) for key in _END_KEYS}
     ends = (TokenType.CONTROL, TokenType.USER_DEFINED)
@@ -93,7 +104,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         ids=ids,
         token_types=token_types,
         merges=_list(metadata, PREFIX + "merges"),
-        scores=_numbers(metadata, PREFIX + "scores", vocab_size),
+        scores=_numbers(metadata, PREFIX + "scores", vocab_size).astype(np.float64),
         bos_token_id=bos_token_id,
         eos_token_ids=frozenset(i for i in eos_ids if i is not None),
         unknown_token_id=_token_id(metadata, PREFIX + "unknown_token_id", vocab_size),
@@ -127,15 +138,13 @@ def _list(metadata: Mapping[str, Any], key: str) -> list[str]:
     return value
 
 
-def _numbers(metadata: Mapping[str, Any], key: str, vocab_size: int) -> list[Any]:
+def _numbers(metadata: Mapping[str, Any], key: str, vocab_size: int) -> NDArray[Any]:
     value = metadata.get(key)
     if value is None:
-        return []
-    if isinstance(value, str) or not (isinstance(value, Sequence) or hasattr(value, "tolist")):
-        raise ModelFileError(f"{key} must be an array of numbers, not {type(value).__name__}")
-    numbers: list[Any] = value.tolist() if hasattr(value, "tolist") else list(value)
-    if len(numbers) != vocab_size:
-        raise ModelFileError(f"{key} has {len(numbers)} entries for a vocabulary of {vocab_size}")
+        return np.empty(0)
+    numbers = np.asarray(value)
+    if numbers.dtype.kind not in "iuf" or numbers.shape != (vocab_size,):
+        raise ModelFileError(f"{key} must be an array of {vocab_size} numbers, one for each token")
     return numbers
 
 
