@@ -11,6 +11,7 @@
 #include "bindings/bindings.h"
 #include "runtime/dispatch.h"
 #include "runtime/float_environment.h"
+#include "runtime/probe.h"
 #include "runtime/rope_table.h"
 
 namespace nb = nanobind;
@@ -126,7 +127,7 @@ void bind_sampling(nb::module_& m) {
     const FloatEnvironment environment;
     kernels.log_sum_exp(x.data(), length(x), &max, &result);
     return std::make_pair(max, result);
-  }, "isa"_a, "x"_a, "(max, max + log(sum(exp(x - max))))");
+  }, "isa"_a, "x"_a, "(max, log(sum(exp(x - max)))): logprob = (x - max) - log_sum.");
 }
 
 void bind_rope_table(nb::module_& m) {
@@ -179,16 +180,26 @@ void bind_attention(nb::module_& m) {
      "heads_per_call"_a);
 }
 
+void bind_probe(nb::module_& m) {
+  m.def("measure_read_bandwidth", [](int threads, int64_t size_bytes, double seconds, int streams) {
+    check(threads >= 1 && threads <= 1024, "measure_read_bandwidth: threads must be 1..1024");
+    check(size_bytes >= int64_t{1} << 20, "measure_read_bandwidth: at least 1 MiB");
+    check(streams == 0 || streams == 1 || streams == 2 || streams == 4 || streams == 8, "measure_read_bandwidth: 0, 1, 2, 4 or 8 streams");
+    nb::gil_scoped_release release;
+    return measure_read_bandwidth(threads, size_bytes, seconds, streams);
+  }, "threads"_a, "size_bytes"_a, "seconds"_a, "streams"_a = 0, "Samples in bytes per second.");
+}
+
 }  // namespace
 
-void bind_float_kernels(nb::module_& parent) {
-  nb::module_ m = parent.def_submodule("floats", "Float kernels by instruction set; arrays are 1-D float32.");
+void bind_float_kernels(nb::module_& m) {
   m.def("exp", elementwise(&KernelTable::exp), "isa"_a, "x"_a);
   m.def("log", elementwise(&KernelTable::log), "isa"_a, "x"_a);
   bind_rows(m);
   bind_attention(m);
   bind_sampling(m);
   bind_rope_table(m);
+  bind_probe(m);
 }
 
 }  // namespace hotloop

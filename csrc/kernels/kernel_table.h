@@ -99,8 +99,8 @@ struct KernelTable {
   // word id & 3, for ids [first_id, first_id + n).
   void (*gumbel)(uint64_t seed, uint32_t position, uint32_t choice, uint32_t stream, uint32_t first_id, int64_t n,
                  float* out);
-  // max, and sum over i of exp(x[i] - max) as one 16-lane sum: log-softmax denominator. x: [n], finite or -inf.
-  void (*log_sum_exp)(const float* x, int64_t n, float* max_out, float* log_sum_exp_out);
+  // max, and log of the sum over i of exp(x[i] - max), a 16-lane sum: logprob = (x - max) - log_sum. x: [n], finite or -inf.
+  void (*log_sum_exp)(const float* x, int64_t n, float* max_out, float* log_sum_out);
 };
 
 constexpr int kAttentionTileRows = 6;  // query rows (token, head) that share each load of K and V

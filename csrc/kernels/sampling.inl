@@ -54,10 +54,10 @@ void gumbel(uint64_t seed, uint32_t position, uint32_t choice, uint32_t stream, 
   }
 }
 
-// max(x), and max + log(sum exp(x - max)): one 16-lane sum, lane i mod 16, in which every 1,024 elements are summed apart
+// max(x), and log(sum exp(x - max)), so that logprob = (x - max) - log_sum: one 16-lane sum, lane i mod 16, in which every 1,024 elements are summed apart
 // and added in ascending order (a vocabulary is long; this keeps the error of the sum near 100 half-ulps). NaN if x holds
 // a NaN or nothing finite.
-void log_sum_exp(const float* x, int64_t n, float* max_out, float* log_sum_exp_out) {
+void log_sum_exp(const float* x, int64_t n, float* max_out, float* log_sum_out) {
   F32x16 largest = broadcast(-kInfinity);
   map_rows(n, [&](int64_t i, int64_t m) { largest = max(largest, load_up_to(x + i, m, -kInfinity)); });
   const float top = horizontal_max(largest);
@@ -72,7 +72,7 @@ void log_sum_exp(const float* x, int64_t n, float* max_out, float* log_sum_exp_o
   float result[16];
   store(result, log(broadcast(horizontal_sum(total))));
   *max_out = top;
-  *log_sum_exp_out = top + result[0];
+  *log_sum_out = result[0];
 }
 
 }  // namespace
