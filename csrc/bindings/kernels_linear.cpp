@@ -97,7 +97,8 @@ struct QuantizedRows {
   QuantizedActivations view() const { return {q.first, scale.first, scaled_sum.first, sum16.first, cols}; }
 };
 
-Output<uint8_t> repack_array(const std::string& format_name, const Input<uint8_t, 1>& source, int64_t rows, int64_t cols) {
+Output<uint8_t> repack_array(const std::string& format_name, const Input<uint8_t, 1>& source, int64_t rows,
+                             int64_t cols) {
   const WeightFormat format = format_of(format_name);
   check_shape(format, rows, cols);
   require(static_cast<int64_t>(source.size()) == rows * source_row_bytes(format, cols),
@@ -159,13 +160,13 @@ Output<float> dequantize_rows(const std::string& isa, const std::string& format_
 
 void bind_linear_kernels(nb::module_& m) {
   m.def("repack", &repack_array, "format"_a, "source"_a, "rows"_a, "cols"_a,
-        "GGUF bytes (uint8 [rows * row_bytes]) of a matrix [rows, cols] -> its repacked bytes (docs/weight-layouts.md).");
+        "GGUF bytes (uint8 [rows * row_bytes]) of a matrix [rows, cols] -> repacked bytes (docs/weight-layouts.md).");
   m.def("quantize_rows", &quantize_rows, "isa"_a, "x"_a,
-        "x: float32 [tokens, cols] -> (codes int8 [tokens, cols], scale float32 [tokens, cols / 32], scaled_sum float32 "
-        "[tokens, cols / 32], sum16 int16 [tokens, cols / 16]).");
-  m.def("linear", &linear_array, "isa"_a, "format"_a, "packed"_a, "rows"_a, "cols"_a, "x"_a, "activations"_a = "int8",
-        "row_blocks"_a = nb::none(), "tokens"_a = nb::none(),
-        "x: float32 [tokens, cols] times the repacked matrix -> float32 [tokens, 8 * row blocks], padding rows included. "
+        "x: float32 [tokens, cols] -> (codes int8 [tokens, cols], scale float32 [tokens, cols / 32], scaled_sum "
+        "float32 [tokens, cols / 32], sum16 int16 [tokens, cols / 16]).");
+  m.def("linear", &linear_array, "isa"_a, "format"_a, "packed"_a, "rows"_a, "cols"_a, "x"_a,
+        "activations"_a = "int8", "row_blocks"_a = nb::none(), "tokens"_a = nb::none(),
+        "x: float32 [tokens, cols] times the repacked matrix -> float32 [tokens, 8 * row blocks], padding rows too. "
         "activations: 'int8' or 'f32'; row_blocks and tokens: half-open ranges, all by default.");
   m.def("dequantize_rows", &dequantize_rows, "isa"_a, "format"_a, "packed"_a, "rows"_a, "cols"_a,
         "The repacked matrix as float32 [rows, cols].");

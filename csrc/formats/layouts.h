@@ -1,9 +1,9 @@
-// The repacked weight layouts (docs/weight-layouts.md draws them). Data only: this header is included by translation units
-// that are compiled for different instruction sets, so it must not define a function.
+// The repacked weight layouts (docs/weight-layouts.md draws them). Data only: this header is included by translation
+// units that are compiled for different instruction sets, so it must not define a function.
 //
-// A matrix is a sequence of row blocks: 8 rows, interleaved. Along K, a row block is a sequence of groups of 32 k. A group
-// has 8 "registers" of 32 bytes: register j holds k = 4j .. 4j+3 of rows 0 .. 7, row r in bytes 4r .. 4r+3. One 256-bit
-// multiply-add of unsigned bytes thus serves 8 rows, one 32-bit lane per row, with no sum across lanes.
+// A matrix is a sequence of row blocks: 8 rows, interleaved. Along K, a row block is a sequence of groups of 32 k. A
+// group has 8 "registers" of 32 bytes: register j holds k = 4j .. 4j+3 of rows 0 .. 7, row r in bytes 4r .. 4r+3. One
+// 256-bit multiply-add of bytes thus serves 8 rows, one 32-bit lane per row, with no sum across lanes.
 // Every layout has exactly the bytes of the GGUF file (rows padded to a multiple of 8) and loses nothing.
 #pragma once
 #include <cstdint>
@@ -42,7 +42,7 @@ static_assert(sizeof(Q8_0Group) == 272);
 struct Q4KSuperblock {        // 256 k = 8 groups g; w = (d scale) q - (dmin min)
   uint16_t d[8];
   uint16_t dmin[8];
-  uint8_t scales[8][12];      // group g: byte r = scale_r | (min_r & 3) << 6; nibble r of bytes 8..11 = min_r >> 2 (6 bits each)
+  uint8_t scales[8][12];      // [g]: byte r = scale_r | (min_r & 3) << 6, nibble r of bytes 8..11 = min_r >> 2; 0..63
   uint8_t nibbles[8][128];    // group g, q 0..15
 };
 static_assert(sizeof(Q4KSuperblock) == 1152);

@@ -1,5 +1,5 @@
-// GGUF rows -> row-interleaved layouts. Runs once at load, a range of row blocks per call, straight from the mapped file;
-// plain word moves, so it is limited by memory and page faults rather than by arithmetic.
+// GGUF rows -> row-interleaved layouts. Runs once at load, a range of row blocks per call, straight from the mapped
+// file; plain word moves, so it is limited by memory and page faults rather than by arithmetic.
 #include <cstring>
 
 #include "formats/gguf_blocks.h"
@@ -21,7 +21,7 @@ uint16_t load_u16(const uint8_t* p) {
   return v;
 }
 
-// Row r's 16 nibble bytes of a 32-value block go to dwords r, 8 + r, 16 + r, 24 + r: GGUF pairs k with k + 16, as we do.
+// Row r's 16 nibble bytes go to dwords r, 8 + r, 16 + r, 24 + r: GGUF pairs k with k + 16 in a byte, as we do.
 void put_nibbles(const uint8_t* qs, int r, uint8_t* nibbles) {
   for (int j = 0; j < 4; ++j) store_u32(nibbles + 32 * j + 4 * r, load_u32(qs + 4 * j));
 }
@@ -166,12 +166,18 @@ void repack(WeightFormat format, const uint8_t* src, int64_t rows, int64_t cols,
     case WeightFormat::F32: return repack_floats<uint32_t>(src, rows, cols, begin, end, dst);
     case WeightFormat::F16:
     case WeightFormat::BF16: return repack_floats<uint16_t>(src, rows, cols, begin, end, dst);
-    case WeightFormat::Q4_0: return repack_blocks<gguf::Q4_0, layout::Q4_0Group>(src, rows, cols / 32, begin, end, dst);
-    case WeightFormat::Q4_1: return repack_blocks<gguf::Q4_1, layout::Q4_1Group>(src, rows, cols / 32, begin, end, dst);
-    case WeightFormat::Q5_0: return repack_blocks<gguf::Q5_0, layout::Q5_0Group>(src, rows, cols / 32, begin, end, dst);
-    case WeightFormat::Q8_0: return repack_blocks<gguf::Q8_0, layout::Q8_0Group>(src, rows, cols / 32, begin, end, dst);
-    case WeightFormat::Q4_K: return repack_blocks<gguf::Q4_K, layout::Q4KSuperblock>(src, rows, cols / 256, begin, end, dst);
-    case WeightFormat::Q6_K: return repack_blocks<gguf::Q6_K, layout::Q6KSuperblock>(src, rows, cols / 256, begin, end, dst);
+    case WeightFormat::Q4_0:
+      return repack_blocks<gguf::Q4_0, layout::Q4_0Group>(src, rows, cols / 32, begin, end, dst);
+    case WeightFormat::Q4_1:
+      return repack_blocks<gguf::Q4_1, layout::Q4_1Group>(src, rows, cols / 32, begin, end, dst);
+    case WeightFormat::Q5_0:
+      return repack_blocks<gguf::Q5_0, layout::Q5_0Group>(src, rows, cols / 32, begin, end, dst);
+    case WeightFormat::Q8_0:
+      return repack_blocks<gguf::Q8_0, layout::Q8_0Group>(src, rows, cols / 32, begin, end, dst);
+    case WeightFormat::Q4_K:
+      return repack_blocks<gguf::Q4_K, layout::Q4KSuperblock>(src, rows, cols / 256, begin, end, dst);
+    case WeightFormat::Q6_K:
+      return repack_blocks<gguf::Q6_K, layout::Q6KSuperblock>(src, rows, cols / 256, begin, end, dst);
   }
 }
 

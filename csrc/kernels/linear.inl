@@ -1,7 +1,7 @@
 // y = W x for repacked weights: activation quantization, matrix-vector and matrix-matrix products, embedding rows.
 //
-// The arithmetic, the same for every number of tokens, every tile and every instruction set: an output element is one f32
-// chain, acc = +0.0, over the groups of 32 in K order; `idot` is the exact integer dot product inside the group.
+// The arithmetic, the same for every number of tokens, every tile and every instruction set: an output element is one
+// f32 chain, acc = +0.0, over the groups of 32 in K order; `idot` is the exact integer dot product inside the group.
 //   Q4_0, Q5_0, Q8_0   acc = fma(idot, d * x_scale, acc)                           idot with signed q
 //   Q4_1               acc = fma(idot, d * x_scale, acc); acc = fma(m, scaled_sum, acc)          unsigned q
 //   Q4_K               acc = fma(idot, (d scale) * x_scale, acc); acc = fma(-(dmin min), scaled_sum, acc)  unsigned q
@@ -18,6 +18,15 @@
 
 namespace hotloop::HOTLOOP_TARGET {
 namespace {
+namespace lin {
+
+template <class Format>
+void linear_quantized(const Matrix& w, const Activations& x, const Range& range) {
+  if (x.quantized.q != nullptr) return linear_int8<Format>(w, x, range);
+  linear_dequantized<Format>(w, x, range);
+}
+
+}  // namespace lin
 
 void quantize_row(const float* x, int64_t cols, int8_t* q, float* scale, float* scaled_sum, int16_t* sum16) {
   for (int64_t g = 0; g < cols / kGroupSize; ++g) {
@@ -29,17 +38,16 @@ void linear(const Matrix& w, const Activations& x, int64_t row_block_begin, int6
             int64_t token_end, float* out, int64_t out_stride) {
   if (row_block_begin >= row_block_end || token_begin >= token_end) return;
   const lin::Range range{row_block_begin, row_block_end, token_begin, token_end, out, out_stride};
-  const bool integer = x.quantized.q != nullptr;
   switch (w.format) {
     case WeightFormat::F32: return lin::linear_floats<lin::F32>(w, x, range);
     case WeightFormat::F16: return lin::linear_floats<lin::F16>(w, x, range);
     case WeightFormat::BF16: return lin::linear_floats<lin::BF16>(w, x, range);
-    case WeightFormat::Q4_0: return integer ? lin::linear_int8<lin::Q4_0>(w, x, range) : lin::linear_dequantized<lin::Q4_0>(w, x, range);
-    case WeightFormat::Q4_1: return integer ? lin::linear_int8<lin::Q4_1>(w, x, range) : lin::linear_dequantized<lin::Q4_1>(w, x, range);
-    case WeightFormat::Q5_0: return integer ? lin::linear_int8<lin::Q5_0>(w, x, range) : lin::linear_dequantized<lin::Q5_0>(w, x, range);
-    case WeightFormat::Q8_0: return integer ? lin::linear_int8<lin::Q8_0>(w, x, range) : lin::linear_dequantized<lin::Q8_0>(w, x, range);
-    case WeightFormat::Q4_K: return integer ? lin::linear_int8<lin::Q4_K>(w, x, range) : lin::linear_dequantized<lin::Q4_K>(w, x, range);
-    case WeightFormat::Q6_K: return integer ? lin::linear_int8<lin::Q6_K>(w, x, range) : lin::linear_dequantized<lin::Q6_K>(w, x, range);
+    case WeightFormat::Q4_0: return lin::linear_quantized<lin::Q4_0>(w, x, range);
+    case WeightFormat::Q4_1: return lin::linear_quantized<lin::Q4_1>(w, x, range);
+    case WeightFormat::Q5_0: return lin::linear_quantized<lin::Q5_0>(w, x, range);
+    case WeightFormat::Q8_0: return lin::linear_quantized<lin::Q8_0>(w, x, range);
+    case WeightFormat::Q4_K: return lin::linear_quantized<lin::Q4_K>(w, x, range);
+    case WeightFormat::Q6_K: return lin::linear_quantized<lin::Q6_K>(w, x, range);
   }
 }
 

@@ -1,6 +1,6 @@
 // AVX2 + FMA + F16C. A tile is R row blocks x N tokens, walked group by group: the R row blocks stream from distant
-// addresses in lockstep (a core reads several far streams faster than one), and one broadcast of four activations serves
-// all of them; the N tokens share the unpacked weights. Every tile runs the same operations per output element.
+// addresses in lockstep (a core reads several far streams faster than one), and one broadcast of four activations
+// serves all of them; the N tokens share the unpacked weights. Every tile runs the same operations per output element.
 #include <immintrin.h>
 
 namespace hotloop::HOTLOOP_TARGET {
@@ -50,7 +50,9 @@ inline __m256i broadcast4(const void* p) {  // 4 bytes to all 8 lanes
   return _mm256_set1_epi32(v);
 }
 
-inline __m256 half8_to_float(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+
+inline __m256 half8_to_float(const uint16_t* p) { return _mm256_cvtph_ps(load128(p)); }
 
 inline __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 inline __m256i high_nibbles(__m256i v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
@@ -73,7 +75,7 @@ struct XTile {
   }
 };
 
-// ---- integer dots of one group: sum[r][n] = 8 rows' exact int32 ---------------------------------------------------------
+// ---- integer dots of one group: sum[r][n] = 8 rows' exact int32 -------------------------------------------------
 // maddubs adds pairs in int16 with saturation; the comments show why none occurs.
 
 // 4-bit codes: 8 registers x 2 products x 15 x 127 = 30480 fit int16, so one widening serves the group.
@@ -95,7 +97,8 @@ inline void nibble_dot(const uint8_t* const (&nibbles)[R], const XTile<N>& x, in
       const __m256i x_high = broadcast4(x.q[n] + g * kGroupSize + 16 + 4 * i);
       HOTLOOP_UNROLL
       for (int r = 0; r < R; ++r) {
-        const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(low[r], x_low), _mm256_maddubs_epi16(high[r], x_high));
+        const __m256i p =
+            _mm256_add_epi16(_mm256_maddubs_epi16(low[r], x_low), _mm256_maddubs_epi16(high[r], x_high));
         acc[r][n] = i == 0 ? p : _mm256_add_epi16(acc[r][n], p);
       }
     }
@@ -118,7 +121,7 @@ inline void subtract_offset(const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) 
   }
 }
 
-// ---- formats: `dot`, the rows' factors, and how a group enters acc -------------------------------------------------------
+// ---- formats: `dot`, the rows' factors, and how a group enters acc ----------------------------------------------
 
 struct Q4_0 {
   using Values = values::Q4_0;
@@ -162,8 +165,9 @@ struct Q5_0 {
   // Bit j of each byte, moved to bit 4.
   template <int J>
   static __m256i fifth_bit(__m256i high) {
-    const __m256i moved = J < 4 ? _mm256_slli_epi16(high, J < 4 ? 4 - J : 0) : _mm256_srli_epi16(high, J < 4 ? 0 : J - 4);
-    return _mm256_and_si256(moved, _mm256_set1_epi8(16));
+    if constexpr (J < 4) high = _mm256_slli_epi16(high, 4 - J);
+    if constexpr (J > 4) high = _mm256_srli_epi16(high, J - 4);
+    return _mm256_and_si256(high, _mm256_set1_epi8(16));
   }
 
   // Registers I, I + 4, I + 1, I + 5: 4 x 2 x 31 x 127 = 31496 fit int16.
@@ -251,9 +255,9 @@ struct Q4_K {
     const uint8_t* packed = w.scales[g % 8];
     const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed)));
     const __m256i scale = _mm256_and_si256(bytes, _mm256_set1_epi32(63));
-    // Nibble r of the last four bytes to bits 2..5 of lane r.
-    const __m256i upper = _mm256_and_si256(
-        _mm256_srlv_epi32(broadcast4(packed + 8), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)), _mm256_set1_epi32(15));
+    const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);  // nibble r of the last four bytes to lane r
+    const __m256i nibbles = _mm256_srlv_epi32(broadcast4(packed + 8), shifts);
+    const __m256i upper = _mm256_and_si256(nibbles, _mm256_set1_epi32(15));
     const __m256i min = _mm256_or_si256(_mm256_slli_epi32(upper, 2), _mm256_srli_epi32(bytes, 6));
     return {_mm256_mul_ps(half8_to_float(w.d), _mm256_cvtepi32_ps(scale)),
             _mm256_mul_ps(half8_to_float(w.dmin), _mm256_cvtepi32_ps(min))};
@@ -277,11 +281,12 @@ struct Q6_K {
   // Bits 2B, 2B + 1 of each byte, moved to bits 4, 5.
   template <int B>
   static __m256i high_bits(__m256i high) {
-    const __m256i moved = B < 2 ? _mm256_slli_epi16(high, B < 2 ? 4 - 2 * B : 0) : _mm256_srli_epi16(high, B < 2 ? 0 : 2 * B - 4);
-    return _mm256_and_si256(moved, _mm256_set1_epi8(0x30));
+    if constexpr (B < 2) high = _mm256_slli_epi16(high, 4 - 2 * B);
+    if constexpr (B > 2) high = _mm256_srli_epi16(high, 2 * B - 4);
+    return _mm256_and_si256(high, _mm256_set1_epi8(0x30));
   }
 
-  // Registers I, I + 1 (scale s0) and I + 4, I + 5 (s1): 2 x 2 x 63 x 127 = 32004 fit int16; pmaddwd applies the scales.
+  // Registers I, I + 1 (scale s0) and I + 4, I + 5 (s1): 2 x 2 x 63 x 127 = 32004 fit int16, and pmaddwd scales them.
   template <int I, int R, int N>
   static void half_dot(const layout::Q6KGroup* const (&w)[R], const __m256i (&s0)[R], const __m256i (&s1)[R],
                        const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
@@ -320,7 +325,7 @@ struct Q6_K {
     for (int r = 0; r < R; ++r) {
       w[r] = &Values::superblock(block[r], g).groups[g % 8];
       // Row r's scales as int16 pairs (s, s) in lane r.
-      const __m128i scales = _mm_loadu_si128(reinterpret_cast<const __m128i*>(w[r]->scales));
+      const __m128i scales = load128(w[r]->scales);
       const __m256i wide0 = _mm256_cvtepi8_epi32(scales);
       const __m256i wide1 = _mm256_cvtepi8_epi32(_mm_srli_si128(scales, 8));
       s0[r] = _mm256_blend_epi16(wide0, _mm256_slli_epi32(wide0, 16), 0xaa);
@@ -343,11 +348,12 @@ struct Q6_K {
   }
 };
 
-// ---- tiles ------------------------------------------------------------------------------------------------------------
+// ---- tiles ------------------------------------------------------------------------------------------------------
 
 // Row blocks first, first + step, ... (R of them) x tokens token .. token + N - 1.
 template <class Format, int R, int N>
-void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& range, int64_t first, int64_t step, int64_t token) {
+void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& range, int64_t first, int64_t step,
+               int64_t token) {
   const uint8_t* block[R];
   for (int r = 0; r < R; ++r) block[r] = row_block_data(w, first + r * step);
   const XTile<N> x(a, token);
@@ -374,32 +380,37 @@ void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& rang
   }
 }
 
-// All row blocks of the range for N tokens: R distant streams in lockstep, then what is left one by one.
-template <class Format, int R, int N>
-void int8_rows(const Matrix& w, const QuantizedActivations& a, const Range& range, int64_t token) {
+// R row blocks x all tokens of the range: the row blocks stay in cache while the tokens pass over them.
+template <class Format, int R>
+void int8_rows(const Matrix& w, const QuantizedActivations& a, const Range& range, int64_t first, int64_t step) {
+  int64_t t = range.token_begin;
+  if constexpr (R == 1) {
+    for (; t + 8 <= range.token_end; t += 8) int8_tile<Format, R, 8>(w, a, range, first, step, t);
+    for (; t + 4 <= range.token_end; t += 4) int8_tile<Format, R, 4>(w, a, range, first, step, t);
+  }
+  for (; t + 2 <= range.token_end; t += 2) int8_tile<Format, R, 2>(w, a, range, first, step, t);
+  if (t < range.token_end) int8_tile<Format, R, 1>(w, a, range, first, step, t);
+}
+
+// R distant streams in lockstep over the range's row blocks, then what is left one by one.
+template <class Format, int R>
+void int8_streams(const Matrix& w, const QuantizedActivations& a, const Range& range) {
   const int64_t step = (range.row_block_end - range.row_block_begin) / R;
-  for (int64_t i = 0; i < step; ++i) int8_tile<Format, R, N>(w, a, range, range.row_block_begin + i, step, token);
-  if constexpr (R > 1) {
-    for (int64_t b = range.row_block_begin + R * step; b < range.row_block_end; ++b) int8_tile<Format, 1, N>(w, a, range, b, 0, token);
+  for (int64_t i = 0; i < step; ++i) int8_rows<Format, R>(w, a, range, range.row_block_begin + i, step);
+  for (int64_t b = range.row_block_begin + R * step; b < range.row_block_end; ++b) {
+    int8_rows<Format, 1>(w, a, range, b, 0);
   }
 }
 
 template <class Format>
 void linear_int8(const Matrix& w, const Activations& x, const Range& range) {
-  const QuantizedActivations& a = x.quantized;
   const int64_t tokens = range.token_end - range.token_begin;
-  if (tokens == 1) return int8_rows<Format, 4, 1>(w, a, range, range.token_begin);
-  if (tokens == 2) return int8_rows<Format, 2, 2>(w, a, range, range.token_begin);
-  // More tokens: the row block stays in cache while they pass over it four at a time.
-  for (int64_t b = range.row_block_begin; b < range.row_block_end; ++b) {
-    int64_t t = range.token_begin;
-    for (; t + 4 <= range.token_end; t += 4) int8_tile<Format, 1, 4>(w, a, range, b, 0, t);
-    for (; t + 2 <= range.token_end; t += 2) int8_tile<Format, 1, 2>(w, a, range, b, 0, t);
-    if (t < range.token_end) int8_tile<Format, 1, 1>(w, a, range, b, 0, t);
-  }
+  if (tokens == 1) return int8_streams<Format, 4>(w, x.quantized, range);
+  if (tokens == 2) return int8_streams<Format, 2>(w, x.quantized, range);
+  return int8_streams<Format, 1>(w, x.quantized, range);
 }
 
-// ---- f32 activations --------------------------------------------------------------------------------------------------
+// ---- f32 activations --------------------------------------------------------------------------------------------
 
 struct F32 {
   static constexpr int64_t kBytes = 4;
@@ -412,14 +423,15 @@ struct F16 {
 struct BF16 {
   static constexpr int64_t kBytes = 2;
   static __m256 load(const uint8_t* p) {
-    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i wide = _mm256_cvtepu16_epi32(load128(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
   }
 };
 
 // Continue the fma chains in out over cols k: R row blocks w[r][k][8 rows] x N tokens.
 template <class Float, int R, int N>
-void fma_tile(const uint8_t* const (&block)[R], const float* const (&x)[N], int64_t cols, bool fresh, float* const (&out)[R][N]) {
+void fma_tile(const uint8_t* const (&block)[R], const float* const (&x)[N], int64_t cols, bool fresh,
+              float* const (&out)[R][N]) {
   __m256 acc[R][N];
   for (int r = 0; r < R; ++r) {
     for (int n = 0; n < N; ++n) acc[r][n] = fresh ? _mm256_setzero_ps() : _mm256_loadu_ps(out[r][n]);
@@ -441,7 +453,8 @@ void fma_tile(const uint8_t* const (&block)[R], const float* const (&x)[N], int6
 }
 
 template <class Float, int R, int N>
-void float_tile(const Matrix& w, const Activations& x, const Range& range, int64_t first, int64_t step, int64_t token) {
+void float_tile(const Matrix& w, const Activations& x, const Range& range, int64_t first, int64_t step,
+                int64_t token) {
   const uint8_t* block[R];
   const float* xs[N];
   float* out[R][N];
@@ -453,19 +466,31 @@ void float_tile(const Matrix& w, const Activations& x, const Range& range, int64
   fma_tile<Float, R, N>(block, xs, w.cols, true, out);
 }
 
-template <class Float, int R, int N>
-void float_rows(const Matrix& w, const Activations& x, const Range& range, int64_t token) {
-  const int64_t step = (range.row_block_end - range.row_block_begin) / R;
-  for (int64_t i = 0; i < step; ++i) float_tile<Float, R, N>(w, x, range, range.row_block_begin + i, step, token);
-  for (int64_t b = range.row_block_begin + R * step; b < range.row_block_end; ++b) float_tile<Float, 1, N>(w, x, range, b, 0, token);
+template <class Float, int R>
+void float_rows(const Matrix& w, const Activations& x, const Range& range, int64_t first, int64_t step) {
+  int64_t t = range.token_begin;
+  if constexpr (R < 4) {
+    for (; t + 4 <= range.token_end; t += 4) float_tile<Float, R, 4>(w, x, range, first, step, t);
+    for (; t + 2 <= range.token_end; t += 2) float_tile<Float, R, 2>(w, x, range, first, step, t);
+  }
+  for (; t < range.token_end; ++t) float_tile<Float, R, 1>(w, x, range, first, step, t);
 }
 
+template <class Float, int R>
+void float_streams(const Matrix& w, const Activations& x, const Range& range) {
+  const int64_t step = (range.row_block_end - range.row_block_begin) / R;
+  for (int64_t i = 0; i < step; ++i) float_rows<Float, R>(w, x, range, range.row_block_begin + i, step);
+  for (int64_t b = range.row_block_begin + R * step; b < range.row_block_end; ++b) {
+    float_rows<Float, 1>(w, x, range, b, 0);
+  }
+}
+
+// An fma has to wait for the one before it in its chain: 4 x 1 and 3 x 4 chains at a time keep the units busy.
 template <class Float>
 void linear_floats(const Matrix& w, const Activations& x, const Range& range) {
-  int64_t t = range.token_begin;
-  for (; t + 4 <= range.token_end; t += 4) float_rows<Float, 2, 4>(w, x, range, t);
-  for (; t + 2 <= range.token_end; t += 2) float_rows<Float, 4, 2>(w, x, range, t);
-  if (t < range.token_end) float_rows<Float, 4, 1>(w, x, range, t);
+  const int64_t tokens = range.token_end - range.token_begin;
+  if (tokens == 1) return float_streams<Float, 4>(w, x, range);
+  return float_streams<Float, 3>(w, x, range);
 }
 
 // Test mode: a stretch of one row block is expanded to f32 once, then all tokens pass over it; chains rest in `out`.
@@ -479,8 +504,9 @@ void linear_dequantized(const Matrix& w, const Activations& x, const Range& rang
     for (int64_t g = 0; g < groups; g += kStretch) {
       const int64_t stretch = groups - g < kStretch ? groups - g : kStretch;
       for (int64_t i = 0; i < stretch; ++i) {
+        float* group = expanded + i * kGroupSize * kRowBlock;
         for (int r = 0; r < kRowBlock; ++r) {
-          dequantize_group<typename Format::Values>(row_block_data(w, b), g + i, r, expanded + i * kGroupSize * kRowBlock + r, kRowBlock);
+          dequantize_group<typename Format::Values>(row_block_data(w, b), g + i, r, group + r, kRowBlock);
         }
       }
       const int64_t offset = g * kGroupSize;

@@ -1,6 +1,6 @@
-// What the linear kernels of every instruction set share: the range a call covers, f16 and bf16 bits to f32, the scale of an
-// activation group, and each format's value at (row, k): the definition of the layouts in code, used for embedding rows and
-// for the f32-activation test mode.
+// What the linear kernels of every instruction set share: the range a call covers, f16 and bf16 bits to f32, the scale
+// of an activation group, and each format's value at (row, k): the definition of the layouts in code, used for
+// embedding rows and for the f32-activation test mode.
 namespace hotloop::HOTLOOP_TARGET {
 namespace {
 namespace lin {
@@ -52,7 +52,7 @@ inline ActivationScale activation_scale(uint32_t max_magnitude_bits) {
   return {amax / 127.0f, 127.0f / amax};
 }
 
-// Per format: Scale(row block, half h of group g, row r), constant over 16 k, and value(k) with k = 0..31 inside group g.
+// Per format: the Scale of row r in one half (16 k) of group g, and the value at k = 0..31 of the group.
 namespace values {
 
 inline int nibble(const uint8_t* nibbles, int r, int k) {

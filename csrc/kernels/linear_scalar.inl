@@ -150,8 +150,8 @@ void linear_int8(const Matrix& w, const Activations& x, const Range& range) {
   }
 }
 
-// f32 activations: one group of 8 rows is dequantized at a time, then one fma chain per row goes over its 32 k. The chain
-// rests in `out` between groups, so the weights are expanded once for all tokens.
+// f32 activations: one group of 8 rows is dequantized at a time, then one fma chain per row goes over its 32 k. The
+// chain rests in `out` between groups, so the weights are expanded once for all tokens.
 template <class Values>
 void fma_chains(const Matrix& w, const Activations& x, const Range& range) {
   for (int64_t row_block = range.row_block_begin; row_block < range.row_block_end; ++row_block) {

@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
-from linear_cases import (
+
+from hotloop import _native
+from hotloop.quant.formats import WEIGHT_FORMATS
+from kernels.linear_cases import (
     F16_OFFSETS,
     FORMATS,
     INTEGER_FORMATS,
@@ -15,9 +18,6 @@ from linear_cases import (
     reference_int8,
 )
 
-from hotloop import _native
-from hotloop.quant.formats import WEIGHT_FORMATS
-
 BATCHES = (*range(1, 10), 16, 31, 33, 64)
 
 
@@ -26,7 +26,7 @@ def minimal_cols(format: str) -> int:
 
 
 def shapes(format: str) -> list[tuple[int, int]]:
-    """(rows, cols): one row, odd counts, counts around the tiles' lockstep of row blocks; short and long K."""
+    """(rows, cols): one row, odd counts, counts around the tiles' lockstep; short and long K."""
     step = minimal_cols(format)
     return [
         (1, step),
