@@ -1,0 +1,55 @@
+"""Small helpers of the engine tests: a runner over a tiny model, and all logits of a sequence."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.config import EngineConfig
+from hotloop.engine.model_runner import MAX_LOGITS_ROWS, ModelRunner
+from hotloop.kv_cache.manager import KVCacheManager
+from hotloop.ops.batch import ForwardBatch
+from hotloop.weights.gguf import GGUFFile
+
+
+def make_runner(path: Path, **config: Any) -> ModelRunner:
+    with GGUFFile.open(path) as gguf:
+        return ModelRunner(gguf, EngineConfig(**config))
+
+
+def all_logits(runner: ModelRunner, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> NDArray[np.float32]:
+    """Logits float32 [T, vocab_size] of every position, computed in chunks of these sizes, then of what fits."""
+    layout = runner.storage.layout
+    manager = KVCacheManager(layout, runner.storage.num_blocks)
+    rows = []
+    begin = 0
+    sizes = iter(chunks)
+    while begin < len(token_ids):
+        size = min(next(sizes, MAX_LOGITS_ROWS), MAX_LOGITS_ROWS, runner.max_tokens)
+        end = min(begin + size, len(token_ids))
+        assert manager.allocate("x", end)
+        rows.append(runner.forward(batch_of(manager, token_ids, begin, end)).copy())
+        begin = end
+    return np.concatenate(rows)
+
+
+def batch_of(manager: KVCacheManager, token_ids: Sequence[int], begin: int, end: int) -> ForwardBatch:
+    positions = np.arange(begin, end, dtype=np.int32)
+    tables = [np.array(t, np.int32) for t in manager.block_tables("x")]
+    sizes = [manager.layout.tokens_per_block(g) for g in range(len(tables))]
+    return ForwardBatch(
+        np.array(token_ids[begin:end], np.int32),
+        positions,
+        np.array([0, end - begin], np.int32),
+        np.array([end], np.int32),
+        np.arange(end - begin, dtype=np.int32),
+        tuple(t[None, :] for t in tables),
+        tuple(t[positions // s].astype(np.int64) * s + positions % s for t, s in zip(tables, sizes, strict=True)),
+    )
+
+
+def assert_same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
+    assert a.shape == b.shape
+    assert (a.view(np.uint32) == b.view(np.uint32)).all(), f"max difference {np.abs(a - b).max()}"
