@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from hotloop.errors import ModelFileError
 from hotloop.models.config import ModelConfig
+from hotloop.quant.activations import GROUP_SIZE
 from hotloop.quant.formats import DEQUANTIZABLE_FORMATS
 from hotloop.weights.gguf import GGUFFile
 
@@ -79,6 +80,8 @@ def check_tensors(gguf: GGUFFile, expected: TensorShapes, architecture: str) -> 
         supported = VECTOR_FORMATS if len(shape) == 1 else SUPPORTED_FORMATS
         if tensor.format not in supported:
             wrong_formats.append(f"{name} is {tensor.format} (supported: {', '.join(supported)})")
+        elif len(shape) == 2 and shape[1] % GROUP_SIZE:
+            wrong_shapes.append(f"{name} has rows of {shape[1]}, which is no multiple of {GROUP_SIZE}")
     if wrong_shapes:
         raise ModelFileError(f"{gguf.path}: tensors of the wrong shape: {_listed(wrong_shapes)}")
     if wrong_formats:

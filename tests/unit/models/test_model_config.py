@@ -1,0 +1,126 @@
+"""Configurations read from metadata, and the KV groups they lead to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.tiny_models import write_tiny_model
+
+from hotloop.models.config import ModelConfig, kv_groups
+from hotloop.models.registry import load_model_spec
+from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.gguf_writer import WritableValue
+
+
+def config_of(
+    tmp_path: Path,
+    architecture: str,
+    metadata: dict[str, WritableValue | None] | None = None,
+    **sizes: object,
+) -> ModelConfig:
+    path = write_tiny_model(tmp_path / "m.gguf", architecture, metadata=metadata, **sizes)
+    with GGUFFile.open(path) as gguf:
+        return load_model_spec(gguf).config
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_one_kv_group_where_all_layers_see_everything(architecture: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, architecture)
+    (group,) = kv_groups(config)
+    assert (group.layers, group.window) == ((0, 1), None)
+    assert (group.num_kv_heads, group.head_dim) == (config.num_kv_heads, config.head_dim)
+
+
+def test_gemma3_has_a_sliding_group_first_and_a_full_one(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "gemma3", num_layers=12)
+    sliding, full = kv_groups(config)
+    assert (sliding.layers, sliding.window) == ((0, 1, 2, 3, 4, 6, 7, 8, 9, 10), 16)
+    assert (full.layers, full.window) == ((5, 11), None)
+    assert {config.layers[i].rope.base for i in sliding.layers} == {10000.0}
+    assert {config.layers[i].rope.base for i in full.layers} == {1e6}
+
+
+def test_gemma3_constants(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "gemma3")
+    assert config.embedding_scale == 8.0
+    assert config.attention_scale == 0.25
+    assert config.final_softcap == 0.0
+    assert config_of(tmp_path, "gemma3", hidden_size=96).embedding_scale == float(np.sqrt(np.float32(96)))
+    assert config_of(tmp_path, "gemma3", {"gemma3.final_logit_softcapping": 30.0}).final_softcap == 30.0
+
+
+def test_gemma3_27b_scales_by_hidden_size_per_head(tmp_path: Path) -> None:
+    # 5376 / 32 heads = 168, while head_dim is 128 (16 here, to keep the file small).
+    sizes = {
+        "hidden_size": 5376,
+        "num_heads": 32,
+        "intermediate_size": 32,
+        "num_layers": 62,
+        "formats": "Q4_0",
+    }
+    config = config_of(tmp_path, "gemma3", vocab_size=280, **sizes)
+    assert config.attention_scale == pytest.approx(168**-0.5, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "full_layers"),
+    [
+        (2, (1, 3, 5)),
+        (np.array([True, True, False, True, False, False, True]), (2, 4, 5)),
+    ],
+)
+def test_gemma3_pattern_from_metadata(
+    pattern: WritableValue, full_layers: tuple[int, ...], tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, "gemma3", {"gemma3.attention.sliding_window_pattern": pattern})
+    full = tuple(i for i, layer in enumerate(config.layers) if layer.window is None)
+    assert full == full_layers
+
+
+def test_gemma3_without_a_window_is_all_full_attention(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "gemma3", window=None)
+    (group,) = kv_groups(config)
+    assert group.window is None
+    assert config.layers[0].rope.base == 1e6
+
+
+@pytest.mark.parametrize("key", ["rope.freq_base_swa", "rope.local.freq_base"])
+def test_gemma3_local_rope_base_from_metadata(key: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, "gemma3", {f"gemma3.{key}": 20000.0})
+    assert config.layers[0].rope.base == 20000.0
+
+
+def test_gemma3_scales_the_rope_of_full_layers_only(tmp_path: Path) -> None:
+    scaling: dict[str, WritableValue | None] = {
+        "gemma3.rope.scaling.type": "linear",
+        "gemma3.rope.scaling.factor": 8.0,
+    }
+    config = config_of(tmp_path, "gemma3", scaling)
+    assert config.layers[0].rope.factor == 1.0
+    assert config.layers[5].rope.factor == 8.0
+
+
+def test_rotated_pairs_are_adjacent_in_llama_files_only(tmp_path: Path) -> None:
+    styles = {a: config_of(tmp_path, a).layers[0].rope.style for a in ("llama", "qwen2", "qwen3", "gemma3")}
+    assert styles.pop("llama") == "interleaved"
+    assert set(styles.values()) == {"half_split"}
+
+
+def test_a_missing_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:
+    assert not config_of(tmp_path, "llama").tied_embeddings
+    assert config_of(tmp_path, "llama", tied=True).tied_embeddings
+
+
+def test_defaults_of_missing_keys(tmp_path: Path) -> None:
+    gone: dict[str, WritableValue | None] = {
+        "llama.attention.key_length": None,
+        "llama.attention.value_length": None,
+        "llama.attention.head_count_kv": None,
+        "llama.rope.freq_base": None,
+    }
+    config = config_of(tmp_path, "llama", gone, num_kv_heads=4)
+    assert (config.head_dim, config.num_kv_heads) == (16, 4)
+    assert config.layers[0].rope.base == 10000.0
+    assert config.attention_scale == 0.25
