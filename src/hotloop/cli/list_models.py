@@ -73,9 +73,11 @@ def _catalog_row(entry: "CatalogEntry", path: object) -> dict[str, Any]:
 
 
 def _cell(row: dict[str, Any], column: str) -> str:
+    from hotloop.weights.catalog import size_text
+
     match column:
         case "size":
-            return ("" if row.get("bytes_exact", True) else "~") + _size(row["bytes"])
+            return size_text(row["bytes"], exact=row.get("bytes_exact", True))
         case "parameters":
             count = row["parameters"]
             return f"{count / 1e9:.2f} B" if count >= 10**9 else f"{count / 1e6:.0f} M"
@@ -84,10 +86,6 @@ def _cell(row: dict[str, Any], column: str) -> str:
         case "here":
             return "yes" if row["path"] else ""
     return str(row[column])
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 10**9 else f"{size_bytes / 1e6:.0f} MB"
 
 
 def _table(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:

@@ -73,7 +73,7 @@ def _group(
 
 
 def main() -> NoReturn:
-    """Exit status: 0, 1 for an error, 2 for wrong usage, 130 for Ctrl-C, 141 for a closed pipe."""
+    """Exit status: 0, 1 for an error or a closed pipe, 2 for wrong usage, 130 for Ctrl-C."""
     try:
         status = typer.main.get_command(app).main(prog_name="hotloop", standalone_mode=False)
         sys.stdout.flush()
@@ -85,7 +85,7 @@ def main() -> NoReturn:
     except BrokenPipeError:
         # Python flushes stdout once more at exit; it must find nobody to complain to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 128 + signal.SIGPIPE
+        status = 1  # as click does where it sees the closed pipe first
     except Exception as error:
         show = getattr(error, "show", None)  # a usage error, of typer's click or of click itself
         if show is None:

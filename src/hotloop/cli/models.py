@@ -38,8 +38,7 @@ def _agrees_to_pull(model: str) -> bool:
     import typer
 
     from hotloop.weights.catalog import catalog
-    from hotloop.weights.pull import size_text
 
     entry = catalog().get(model.lower())
-    size = f" ({size_text(entry)})" if entry is not None else ""
+    size = f" ({entry.size_text})" if entry is not None else ""
     return typer.confirm(f"{model} is not on this machine. Pull it{size}?", default=True, err=True)

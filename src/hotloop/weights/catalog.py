@@ -92,6 +92,11 @@ class CatalogEntry:
         assert size is not None
         return size
 
+    @property
+    def size_text(self) -> str:
+        """The file's size for people."""
+        return size_text(self.size_bytes, exact=self.bytes is not None)
+
 
 @functools.cache
 def catalog() -> Mapping[str, CatalogEntry]:
@@ -124,3 +129,9 @@ def entry_for(model: str | os.PathLike[str]) -> CatalogEntry | None:
         return entry
     file = Path(text).name
     return next((e for e in catalog().values() if file in (e.file, Path(e.hub.file).name)), None)
+
+
+def size_text(size_bytes: int, *, exact: bool = True) -> str:
+    """A size for people, with "~" before one that is known to three digits only."""
+    text = f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 10**9 else f"{size_bytes / 1e6:.0f} MB"
+    return text if exact else "~" + text

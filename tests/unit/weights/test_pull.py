@@ -1,12 +1,12 @@
 import threading
 
 import pytest
-from hub_fakes import TINY
 
 from hotloop.errors import DownloadError, ModelFileError, ModelNotFoundError
 from hotloop.weights import pull as pull_module
 from hotloop.weights.pull import pull
 from hotloop.weights.resolve import locate, resolve
+from unit.weights.hub_fakes import TINY
 
 
 @pytest.fixture(autouse=True)

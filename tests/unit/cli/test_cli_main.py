@@ -1,0 +1,115 @@
+import os
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+from hotloop.cli import main as cli
+from hotloop.errors import InvalidRequestError, ModelFileError, ModelNotFoundError
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit status of `hotloop ARGUMENTS`."""
+    monkeypatch.setattr(sys, "argv", ["hotloop", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    return exit_.value.code
+
+
+def add_command(monkeypatch: pytest.MonkeyPatch, raises: BaseException | None) -> None:
+    """A command `stub MODEL`."""
+    module = ModuleType("stub")
+
+    def command(model: str) -> None:
+        print("model is", model)
+        if raises is not None:
+            raise raises
+
+    module.command = command
+    monkeypatch.setitem(sys.modules, "stub", module)
+    monkeypatch.setitem(cli.COMMANDS, "stub", ("stub", "A stub."))
+
+
+def test_a_command_is_one_line_of_the_table(monkeypatch, capsys) -> None:
+    add_command(monkeypatch, None)
+    assert run(monkeypatch, "stub", "x") == 0
+    assert capsys.readouterr().out == "model is x\n"
+    assert run(monkeypatch, "--help") == 0
+    assert ["stub", "A", "stub."] in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("kind", [ModelNotFoundError, ModelFileError, InvalidRequestError])
+def test_hotloop_errors_are_one_line_and_status_1(monkeypatch, capsys, kind) -> None:
+    add_command(monkeypatch, kind("no model 'x': try y"))
+    assert run(monkeypatch, "stub", "x") == 1
+    assert capsys.readouterr().err == "hotloop: no model 'x': try y\n"
+
+
+def test_control_characters_of_a_message_do_not_reach_the_terminal(monkeypatch, capsys) -> None:
+    add_command(monkeypatch, ModelFileError("tensor \x1b[2J\x07é"))
+    assert run(monkeypatch, "stub", "x") == 1
+    assert capsys.readouterr().err == "hotloop: tensor \\x1b[2J\\x07é\n"
+
+
+@pytest.mark.parametrize("line", ["stub", "stub x y", "stub x --nope", "nope", "--nope"])
+def test_wrong_usage_is_status_2(monkeypatch, capsys, line) -> None:
+    add_command(monkeypatch, None)
+    assert run(monkeypatch, *line.split()) == 2
+    captured = capsys.readouterr()
+    assert "Usage: hotloop" in captured.err
+    assert captured.out == ""
+
+
+def test_interrupt_is_status_130_without_a_traceback(monkeypatch, capsys) -> None:
+    add_command(monkeypatch, KeyboardInterrupt())
+    assert run(monkeypatch, "stub", "x") == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch) -> None:
+    add_command(monkeypatch, ZeroDivisionError())
+    monkeypatch.setattr(sys, "argv", ["hotloop", "stub", "x"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_every_command_of_the_table_has_help(monkeypatch, capsys) -> None:
+    for name in cli.COMMANDS:
+        assert run(monkeypatch, name, "--help") == 0
+        assert f"Usage: hotloop {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["list", "--catalog"], ["--help"]])
+def test_closed_pipe_is_silent(arguments, unbuffered) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "hotloop.cli.main", *arguments]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, check=False)
+    os.close(writer)
+    assert done.stderr == b""
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "--catalog"], ["pull", "--help"]])
+def test_light_commands_import_nothing_heavy(arguments) -> None:
+    code = (
+        "import sys; from hotloop.cli.main import main\n"
+        "try: main()\n"
+        "finally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    heavy = {"numpy", "tokenizers", "huggingface_hub", "jinja2", "rich", "hotloop._native"}
+    assert heavy & set(done.stderr.split()) == set()
+
+
+def test_version(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3")
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == "hotloop 1.2.3\n"
+    assert run(monkeypatch) in (0, 2)  # no arguments: help
+    assert "Commands:" in "".join(capsys.readouterr())
