@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.weights.gguf_writer import WritableValue
-from tests.tiny_models import TinyConfig, random_tokens, tiny_config, write_tiny_model
+from tiny_models import TinyConfig, random_tokens, tiny_config, write_tiny_model
 
 GOLDEN_DIR = Path(__file__).parent / "golden" / "models"
 NUM_TOKENS = 48
@@ -56,13 +56,16 @@ class GoldenCase:
         return write_tiny_model(path, self.architecture, **arguments)
 
 
-_LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
-_YARN = {
+_LINEAR: dict[str, WritableValue] = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+_YARN: dict[str, WritableValue] = {
     "rope.scaling.type": "yarn",
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 32,
 }
-_YARN_BETAS = {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0}
+_YARN_BETAS: dict[str, WritableValue] = {
+    "rope.scaling.yarn_beta_fast": 16.0,
+    "rope.scaling.yarn_beta_slow": 2.0,
+}
 _HF_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 _HF_LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",

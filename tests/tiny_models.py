@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hotloop.quant.formats import QUANTIZABLE_FORMATS, WEIGHT_FORMATS, quantize
 from hotloop.weights.gguf_writer import WritableTensor, WritableValue, write_gguf
-from tests.tiny_tokenizer import tokenizer_metadata
+from tiny_tokenizer import tokenizer_metadata
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0", "Q5_0", "Q4_K", "Q6_K")

@@ -19,10 +19,10 @@ import transformers
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from tests.golden_models import CASES, COLUMN_STEP, GOLDEN_DIR, ROPE_CASES, GoldenCase  # noqa: E402
-from tests.tiny_models import checkpoint_tensor, tensor_shapes  # noqa: E402
+from golden_models import CASES, COLUMN_STEP, GOLDEN_DIR, ROPE_CASES, GoldenCase  # noqa: E402
+from tiny_models import checkpoint_tensor, tensor_shapes  # noqa: E402
 
 NAMES = {
     "attn_q": "self_attn.q_proj",

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny_models import (
+
+from hotloop.models.reference import reference_logits
+from hotloop.weights.gguf import GGUFFile
+from tiny_models import (
     ARCHITECTURES,
     checkpoint_tensor,
     permute,
@@ -16,9 +19,6 @@ from tests.tiny_models import (
     tiny_config,
     write_tiny_model,
 )
-
-from hotloop.models.reference import reference_logits
-from hotloop.weights.gguf import GGUFFile
 
 
 def test_the_recipe_gives_the_same_bits_for_ever() -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny_models import write_tiny_model
 
+from hotloop.models import gemma3
 from hotloop.models.config import ModelConfig, kv_groups
+from hotloop.models.metadata import ArchMetadata
 from hotloop.models.registry import load_model_spec
 from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.gguf_writer import WritableValue
+from tiny_models import write_tiny_model
 
 
 def config_of(
@@ -52,15 +54,18 @@ def test_gemma3_constants(tmp_path: Path) -> None:
 
 
 def test_gemma3_27b_scales_by_hidden_size_per_head(tmp_path: Path) -> None:
-    # 5376 / 32 heads = 168, while head_dim is 128 (16 here, to keep the file small).
-    sizes = {
-        "hidden_size": 5376,
-        "num_heads": 32,
-        "intermediate_size": 32,
-        "num_layers": 62,
-        "formats": "Q4_0",
+    # 5376 / 32 heads = 168, while head_dim is 128. Only the metadata are as large as that.
+    sizes: dict[str, WritableValue | None] = {
+        "gemma3.embedding_length": 5376,
+        "gemma3.attention.head_count": 32,
+        "gemma3.attention.head_count_kv": 16,
+        "gemma3.attention.key_length": 128,
+        "gemma3.attention.value_length": 128,
+        "gemma3.block_count": 62,
     }
-    config = config_of(tmp_path, "gemma3", vocab_size=280, **sizes)
+    path = write_tiny_model(tmp_path / "m.gguf", "gemma3", metadata=sizes)
+    with GGUFFile.open(path) as gguf:
+        config = gemma3.read_config(ArchMetadata(gguf, "gemma3"))
     assert config.attention_scale == pytest.approx(168**-0.5, rel=1e-7)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.golden_models import CASES, COLUMN_STEP, GOLDEN_DIR, NUM_TOKENS, GoldenCase
 
+from golden_models import CASES, COLUMN_STEP, GOLDEN_DIR, NUM_TOKENS, GoldenCase
 from hotloop.models.reference import reference_logits
 
 # transformers computes norms, rotations and softmax in float32 whatever the model's dtype: some 10 roundings

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny_models import every_format, random_tokens, write_tiny_model
 
 from hotloop.errors import ModelFileError
 from hotloop.models.reference import reference_logits
 from hotloop.models.registry import ARCHITECTURES, Model, load_model_spec
 from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.gguf_writer import WritableTensor, WritableValue
+from tiny_models import every_format, random_tokens, write_tiny_model
 
 
 def load(path: Path) -> Model:

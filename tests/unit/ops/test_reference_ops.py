@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny_models import random_tokens, write_tiny_model
 
 from hotloop.models.reference import Chunk, build_batch, reference_logits
 from hotloop.ops.protocol import QKV, KVGroup, Rope
 from hotloop.ops.reference import ReferenceKV, ReferenceMatrix, ReferenceOps
 from hotloop.quant.activations import quantize_activations
 from hotloop.quant.formats import quantize, unpack
+from tiny_models import random_tokens, write_tiny_model
 
 RNG = np.random.default_rng
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.golden_models import GOLDEN_DIR, ROPE_CASES, RopeCase
-from tests.tiny_models import write_tiny_model
 
+from golden_models import GOLDEN_DIR, ROPE_CASES, RopeCase
 from hotloop.models.registry import load_model_spec
 from hotloop.ops.protocol import Rope
 from hotloop.ops.rope import rope_frequencies, yarn_attention_factor
 from hotloop.weights.gguf import GGUFFile
+from tiny_models import write_tiny_model
 
 
 def rope_of(case: RopeCase, path: Path) -> Rope:
