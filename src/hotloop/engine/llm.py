@@ -31,7 +31,7 @@ from hotloop.telemetry.ceilings import cached_read_bandwidth
 from hotloop.telemetry.timings import Timeline
 from hotloop.telemetry.traffic import weight_bytes_per_step
 from hotloop.text.chat_template import ChatTemplate, encode_chat
-from hotloop.text.output_processor import OutputProcessor
+from hotloop.text.output_processor import OutputProcessor, TextDelta
 from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.catalog import entry_for
 from hotloop.weights.gguf import GGUFFile
@@ -45,7 +45,7 @@ _SEED_BITS = 53  # any JSON reader holds such an integer exactly
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """What one step added to an answer. ``output`` is the whole answer, in the last chunk only."""
+    """What one step added to an answer. The last chunk adds nothing: it carries finish_reason and the whole answer."""
 
     text: str
     token_ids: list[int]
@@ -206,49 +206,59 @@ class LLM:
         return None, ids
 
     def _stream(self, text: str | None, request: Request) -> Iterator[StreamChunk]:
-        params, tokenizer = request.params, self.tokenizer
+        params = request.params
         processor = OutputProcessor(
-            tokenizer, stop=params.stop_strings, include_stop_str=params.include_stop_str_in_output,
+            self.tokenizer, stop=params.stop_strings, include_stop_str=params.include_stop_str_in_output,
             min_tokens=params.min_tokens, skip_special_tokens=params.skip_special_tokens,
+            prompt_ids=request.prompt_token_ids,
         )  # fmt: skip
         choice = CompletionOutput(0, "", [], [] if params.logprobs is not None else None, None)
         output = RequestOutput(
             request.request_id, text, list(request.prompt_token_ids), [choice], False, request.seed
         )
         timeline = Timeline(request.arrival_s)
+        logprobs: list[TokenLogprobs] = []  # of all drawn tokens; the processor decides which belong to the answer
         with self._lock:
             self._deltas[request.request_id] = []
             self._core.add(request)
         try:
-            while choice.finish_reason is None:
+            while not output.finished:
                 for now_s, kv_bytes, delta in self._next_deltas(request.request_id):
                     if delta.error is not None:
                         raise HotloopError(delta.error)
                     timeline.record(now_s, len(delta.token_ids), kv_bytes)
-                    new = processor.push(delta.token_ids)
-                    piece, kept = new.text, list(delta.token_ids[: new.num_tokens_kept])
-                    choice.finish_reason = delta.finish_reason
-                    if new.stopped is not None:
-                        choice.finish_reason, choice.stop_reason = "stop", new.stopped
-                    elif delta.finish_reason is not None:
-                        piece += processor.finish().text
-                        last = delta.token_ids[-1]
-                        if delta.finish_reason == "stop" and last not in tokenizer.eos_token_ids:
-                            choice.stop_reason = last
-                    choice.text += piece
-                    choice.token_ids += kept
-                    if choice.logprobs is not None:
-                        choice.logprobs += [self._logprob_entry(entry) for entry in delta.logprobs[: len(kept)]]
-                    if choice.finish_reason is None:
-                        yield StreamChunk(piece, kept, None, None)
-                        continue
-                    self._finish(output, timeline)
-                    yield StreamChunk(piece, kept, choice.finish_reason, output)
-                    break
+                    logprobs += delta.logprobs
+                    new = processor.push(delta.token_ids, ends_with_stop_token=delta.finish_reason == "stop")
+                    yield from self._emit(output, new, logprobs)
+                    if new.finish_reason is None and delta.finish_reason is not None:
+                        if delta.finish_reason == "stop" and delta.token_ids[-1] not in self.tokenizer.eos_token_ids:
+                            choice.stop_reason = delta.token_ids[-1]
+                        yield from self._emit(output, processor.finish(delta.finish_reason), logprobs)
+                    if choice.finish_reason is not None:
+                        self._finish(output, timeline)
+                        yield StreamChunk("", [], choice.finish_reason, output)
+                        break
         finally:
             with self._lock:
                 self._core.abort(request.request_id)
                 self._deltas.pop(request.request_id, None)
+
+    def _emit(
+        self, output: RequestOutput, new: TextDelta, logprobs: Sequence[TokenLogprobs]
+    ) -> Iterator[StreamChunk]:
+        """Append what became certain to the answer, and hand it out unless there is nothing."""
+        (choice,) = output.outputs
+        if choice.logprobs is not None:
+            begin = len(choice.token_ids)
+            choice.logprobs += [self._logprob_entry(entry) for entry in logprobs[begin : begin + len(new.token_ids)]]
+        choice.text += new.text
+        choice.token_ids += new.token_ids
+        if new.stop is not None:
+            choice.stop_reason = new.stop
+        if new.finish_reason is not None:
+            choice.finish_reason = "stop" if new.finish_reason == "stop" else "length"
+        if new.text or new.token_ids:
+            yield StreamChunk(new.text, list(new.token_ids), None, None)
 
     def _next_deltas(self, request_id: RequestId) -> list[tuple[float, int, TokenDelta]]:
         """Deltas of one request; steps the core until there are some. Others' deltas wait for their readers."""

@@ -66,7 +66,7 @@ def scale_logits(logits: Floats, temperature: float) -> Floats:
 
 def fixed_point_probs(isa: str, scaled: Floats) -> NDArray[np.uint64]:
     """exp(scaled) in units of 2^-40, rounded down: uint64 [vocab_size]. The top token has 2^40."""
-    return np.asarray(np.ldexp(_native.floats.exp(isa, scaled).astype(np.float64), _FIXED_POINT_BITS), np.uint64)
+    return np.asarray(np.ldexp(_native.exp(isa, scaled).astype(np.float64), _FIXED_POINT_BITS), np.uint64)
 
 
 def keep_min_p(scaled: Floats, weights: NDArray[np.uint64], min_p: float) -> tuple[Ids, NDArray[np.uint64]]:
@@ -116,14 +116,14 @@ def _gumbel(isa: str, seed: int, position: int, choice: int, ids: Ids, vocab_siz
     """float32 [len(ids)]: noise of single ids where they are few, of the whole row where they are many."""
     seed %= 2**64
     if len(ids) <= 64:
-        row = [_native.floats.gumbel(isa, seed, position, choice, _DRAW_STREAM, int(i), 1)[0] for i in ids]
+        row = [_native.gumbel(isa, seed, position, choice, _DRAW_STREAM, int(i), 1)[0] for i in ids]
         return np.array(row, np.float32)
-    return np.asarray(_native.floats.gumbel(isa, seed, position, choice, _DRAW_STREAM, 0, vocab_size)[ids], np.float32)
+    return np.asarray(_native.gumbel(isa, seed, position, choice, _DRAW_STREAM, 0, vocab_size)[ids], np.float32)
 
 
 def token_logprobs(isa: str, logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
     """Raw logprobs (log-softmax of the logits before any processing) of ``token_id`` and the ``num_top`` largest."""
-    top_logit, log_sum = _native.floats.log_sum_exp(isa, logits)
+    top_logit, log_sum = _native.log_sum_exp(isa, logits)
     logprobs = (logits - np.float32(top_logit)) - np.float32(log_sum)
     count = min(num_top, len(logits))
     top: Ids = np.empty(0, np.int64)
