@@ -1,6 +1,6 @@
 """Decode at batch 1: tokens/s, bytes read, and the share of the read ceiling sampled next to each run.
 
-    python benchmarks/decode/decode.py MODEL [--tokens 64] [--runs 5] [--threads N]
+python benchmarks/decode/decode.py MODEL [--tokens 64] [--runs 5] [--threads N]
 """
 
 import argparse

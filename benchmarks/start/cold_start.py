@@ -1,6 +1,6 @@
 """Process start to first token, and peak resident memory: a new `hotloop run` process each time, file in the page cache.
 
-    python benchmarks/start/cold_start.py MODEL [--runs 5]
+python benchmarks/start/cold_start.py MODEL [--runs 5]
 """
 
 import argparse
@@ -11,14 +11,26 @@ import subprocess
 import sys
 import time
 
-from hotloop.telemetry.ceilings import measure_read_bandwidth
 from hotloop.machine import default_num_threads
+from hotloop.telemetry.ceilings import measure_read_bandwidth
 from hotloop.weights.resolve import resolve
 
 
 def first_token_s_and_peak_bytes(model: str) -> tuple[float, int]:
     """Seconds from exec to the first byte of the answer, and the peak resident bytes of the process."""
-    command = [sys.executable, "-m", "hotloop.cli.main", "run", model, "Hi", "--raw", "--max-tokens", "2", "--temperature", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "hotloop.cli.main",
+        "run",
+        model,
+        "Hi",
+        "--raw",
+        "--max-tokens",
+        "2",
+        "--temperature",
+        "0",
+    ]
     started_s = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -32,7 +32,10 @@ class Request:
     def token_ids(self, begin: int, end: int) -> list[int]:
         """Tokens at positions [begin, end) of prompt + output."""
         num_prompt = len(self.prompt_token_ids)
-        return self.prompt_token_ids[begin:end] + self.output_token_ids[max(0, begin - num_prompt) : max(0, end - num_prompt)]
+        return (
+            self.prompt_token_ids[begin:end]
+            + self.output_token_ids[max(0, begin - num_prompt) : max(0, end - num_prompt)]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,10 @@ class SamplingParams:
             if not isinstance(stop, str) or not stop:
                 raise InvalidRequestError(f"stop holds {stop!r}; every stop string must be a non-empty string")
         _check(
-            len(self.stop_strings) <= MAX_STOP_STRINGS, "stop", len(self.stop_strings), f"{MAX_STOP_STRINGS} strings at most"
+            len(self.stop_strings) <= MAX_STOP_STRINGS,
+            "stop",
+            len(self.stop_strings),
+            f"{MAX_STOP_STRINGS} strings at most",
         )
         for token_id in self.stop_token_ids or ():
             _check_int("stop_token_ids", token_id)
@@ -80,9 +83,7 @@ class SamplingParams:
         """What applies: the request's value, else the model's recommendation, else 1.0 / off."""
         built_in: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
         names = {f.name for f in fields(self)} & (built_in.keys() | recommended.keys())
-        values = {
-            name: recommended.get(name, built_in.get(name)) for name in names if getattr(self, name) is None
-        }
+        values = {name: recommended.get(name, built_in.get(name)) for name in names if getattr(self, name) is None}
         return replace(self, **values)
 
     def check_vocabulary(self, vocab_size: int) -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine.engines import all_logits, assert_same_bits, batch_of, make_runner
-from tiny_models import ARCHITECTURES, random_tokens, write_tiny_model
 
+from engine.engines import all_logits, assert_same_bits, batch_of, make_runner
 from hotloop import _native
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.models.reference import reference_logits
+from tiny_models import ARCHITECTURES, random_tokens, write_tiny_model
 
 # (architecture, tensor formats): every architecture once in a simple quantized format, every format once.
 MODELS = [

@@ -36,7 +36,7 @@ def test_legal_values(params: dict[str, object]) -> None:
 
 
 def test_min_tokens_above_max_tokens() -> None:
-    with pytest.raises(InvalidRequestError, match="min_tokens is 9.*max_tokens 8"):
+    with pytest.raises(InvalidRequestError, match=r"min_tokens is 9.*max_tokens 8"):
         SamplingParams(min_tokens=9, max_tokens=8)
 
 

@@ -123,7 +123,9 @@ class EngineCore:
         params = request.params
         num_output = len(request.output_token_ids)
         barred = request.stop_token_ids if num_output < params.min_tokens else frozenset()
-        row = RowParams(params.temperature or 0.0, params.top_k or 0, params.top_p or 1.0, params.min_p or 0.0, request.seed)
+        row = RowParams(
+            params.temperature or 0.0, params.top_k or 0, params.top_p or 1.0, params.min_p or 0.0, request.seed
+        )
         try:
             token = sample(self.runner.isa, logits, row, position=request.num_tokens, barred=sorted(barred))
         except HotloopError as error:

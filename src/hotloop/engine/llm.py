@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from hotloop.config import EngineConfig
 from hotloop.engine.core import EngineCore
@@ -152,7 +152,9 @@ class LLM:
         """The prompt of a conversation. Raises InvalidRequestError if the model has no chat template or it refuses."""
         source = self.tokenizer.chat_template
         if source is None:
-            raise InvalidRequestError(f"{self.path.name} has no chat template; use generate() (--raw on the command line)")
+            raise InvalidRequestError(
+                f"{self.path.name} has no chat template; use generate() (--raw on the command line)"
+            )
         if self._template is None:
             self._template = ChatTemplate(source, bos_token=self._token_text("bos"), eos_token=self._token_text("eos"))
         return encode_chat(self.tokenizer, self._template, messages)
@@ -198,9 +200,11 @@ class LLM:
                 )
             ids = self.tokenizer.encode(prompt, parse_special=parse_special)
             if not ids:
-                raise InvalidRequestError("the prompt is empty and this model has no BOS token to start from; give a text")
+                raise InvalidRequestError(
+                    "the prompt is empty and this model has no BOS token to start from; give a text"
+                )
             return prompt, ids
-        ids = list(prompt)
+        ids = list(cast("Sequence[int]", prompt))
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
             raise InvalidRequestError("prompt_token_ids must be a list of integers")
         return None, ids
@@ -213,9 +217,7 @@ class LLM:
             prompt_ids=request.prompt_token_ids,
         )  # fmt: skip
         choice = CompletionOutput(0, "", [], [] if params.logprobs is not None else None, None)
-        output = RequestOutput(
-            request.request_id, text, list(request.prompt_token_ids), [choice], False, request.seed
-        )
+        output = RequestOutput(request.request_id, text, list(request.prompt_token_ids), [choice], False, request.seed)
         timeline = Timeline(request.arrival_s)
         logprobs: list[TokenLogprobs] = []  # of all drawn tokens; the processor decides which belong to the answer
         with self._lock:
@@ -243,9 +245,7 @@ class LLM:
                 self._core.abort(request.request_id)
                 self._deltas.pop(request.request_id, None)
 
-    def _emit(
-        self, output: RequestOutput, new: TextDelta, logprobs: Sequence[TokenLogprobs]
-    ) -> Iterator[StreamChunk]:
+    def _emit(self, output: RequestOutput, new: TextDelta, logprobs: Sequence[TokenLogprobs]) -> Iterator[StreamChunk]:
         """Append what became certain to the answer, and hand it out unless there is nothing."""
         (choice,) = output.outputs
         if choice.logprobs is not None:
@@ -279,6 +279,7 @@ class LLM:
 
     def _logprob_entry(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         """vLLM's shape: token id -> Logprob, the drawn token first."""
+
         def text(token_id: int) -> str:
             return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
@@ -294,7 +295,8 @@ def _engine_config(options: Mapping[str, Any]) -> EngineConfig:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             raise InvalidRequestError(
-                f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}")
+                f"unknown option {name!r}"
+                + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}")
             )
     return EngineConfig(**options)
 
@@ -302,10 +304,8 @@ def _engine_config(options: Mapping[str, Any]) -> EngineConfig:
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    prompts = list(prompts)
-    if prompts and all(isinstance(p, int) for p in prompts):
-        return [prompts]
-    return prompts
+    many = list(prompts)
+    return [many] if many and all(isinstance(p, int) for p in many) else many
 
 
 def _per_prompt(
@@ -314,7 +314,9 @@ def _per_prompt(
     if params is None or isinstance(params, SamplingParams):
         return [params] * num_prompts
     if len(params) != num_prompts:
-        raise InvalidRequestError(f"there are {num_prompts} prompts and {len(params)} sampling_params; give one or as many")
+        raise InvalidRequestError(
+            f"there are {num_prompts} prompts and {len(params)} sampling_params; give one or as many"
+        )
     return list(params)
 
 

@@ -79,7 +79,7 @@ class NativeWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of all weights held, repacked."""
-        return sum(w.nbytes for w in (*self._matrices.values(), *self._vectors.values()))
+        return sum(m.nbytes for m in self._matrices.values()) + sum(v.nbytes for v in self._vectors.values())
 
     def has(self, name: str) -> bool:
         return name in self._gguf.tensors
@@ -161,9 +161,7 @@ class NativeOps:
         self, x: NativeValue, gain: _native.WeightVector, eps: float, *, residual: NativeValue | None = None
     ) -> NativeValue:
         out = self._value(x.width, x.extent, makes_int8=x.width % 32 == 0)
-        self._launch(
-            lambda: self._program.norm(self._buffer(x), gain, eps, self._buffer(residual), self._output(out))
-        )
+        self._launch(lambda: self._program.norm(self._buffer(x), gain, eps, self._buffer(residual), self._output(out)))
         self._use(x, "f32")
         if residual is not None:
             self._use(residual, "f32")
@@ -218,9 +216,7 @@ class NativeOps:
     ) -> NativeValue:
         source = self._input(x, weight)
         out = self._value(weight.rows, x.extent)
-        self._launch(
-            lambda: self._program.linear(source(), weight, bias, self._buffer(residual), self._buffer(out))
-        )
+        self._launch(lambda: self._program.linear(source(), weight, bias, self._buffer(residual), self._buffer(out)))
         if residual is not None:
             self._use(residual, "f32")
         self._use(out, "f32", writes=True)

@@ -36,7 +36,9 @@ class RowParams:
     seed: int
 
 
-def sample(isa: str, logits: Floats, params: RowParams, *, position: int, choice: int = 0, barred: Iterable[int] = ()) -> int:
+def sample(
+    isa: str, logits: Floats, params: RowParams, *, position: int, choice: int = 0, barred: Iterable[int] = ()
+) -> int:
     """Draw the token at ``position`` (absolute) from logits float32 [vocab_size]. ``barred`` ids cannot be drawn.
 
     Raises: HotloopError if a logit is NaN or +inf, or nothing is left to draw.
@@ -47,7 +49,9 @@ def sample(isa: str, logits: Floats, params: RowParams, *, position: int, choice
         logits[barred_ids] = -np.inf
     top = int(np.argmax(logits))  # the first NaN, if there is one
     if not np.isfinite(logits[top]):
-        raise HotloopError(f"the model's logits at position {position} have no finite maximum (token {top}: {logits[top]})")
+        raise HotloopError(
+            f"the model's logits at position {position} have no finite maximum (token {top}: {logits[top]})"
+        )
     if params.temperature == 0:
         return top
     scaled = scale_logits(logits, params.temperature)
@@ -134,6 +138,4 @@ def token_logprobs(isa: str, logits: Floats, token_id: int, num_top: int) -> Tok
         top = largest[np.lexsort((largest, -logits[largest]))][:count]
     own = logits[token_id]
     rank = int((logits > own).sum() + (logits[:token_id] == own).sum()) + 1
-    return TokenLogprobs(
-        token_id, float(logprobs[token_id]), rank, tuple((int(i), float(logprobs[i])) for i in top)
-    )
+    return TokenLogprobs(token_id, float(logprobs[token_id]), rank, tuple((int(i), float(logprobs[i])) for i in top))

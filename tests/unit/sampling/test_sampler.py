@@ -37,7 +37,12 @@ def kept(logits: np.ndarray, params: RowParams) -> set[int]:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.integers(0, 2**32), st.integers(2, 400), st.floats(0.05, 5), st.integers(0, 50), st.floats(0.01, 1), st.floats(0, 0.9)
+    st.integers(0, 2**32),
+    st.integers(2, 400),
+    st.floats(0.05, 5),
+    st.integers(0, 50),
+    st.floats(0.01, 1),
+    st.floats(0, 0.9),
 )
 def test_filters_keep_what_the_definition_keeps(
     seed: int, size: int, temperature: float, top_k: int, top_p: float, min_p: float
@@ -81,7 +86,9 @@ def test_the_narrowest_filters_are_greedy(params: RowParams) -> None:
 
 def test_top_k_off_in_all_its_spellings() -> None:  # known faults B01, B02
     logits = np.random.default_rng(8).normal(0, 1, 300).astype(np.float32)
-    draws = {tuple(sample(ISA, logits, row(top_k=k, seed=9), position=p) for p in range(30)) for k in (0, -1, 300, 10**7)}
+    draws = {
+        tuple(sample(ISA, logits, row(top_k=k, seed=9), position=p) for p in range(30)) for k in (0, -1, 300, 10**7)
+    }
     assert len(draws) == 1
 
 

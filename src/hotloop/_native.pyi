@@ -1,0 +1,202 @@
+"""hotloop's C++ core: kernels, thread team, step programs."""
+
+from collections.abc import Sequence
+import enum
+from typing import Annotated, overload
+
+import numpy
+from numpy.typing import NDArray
+
+
+class WeightFormat(enum.Enum):
+    F32 = 0
+
+    F16 = 1
+
+    BF16 = 2
+
+    Q4_0 = 3
+
+    Q4_1 = 4
+
+    Q5_0 = 5
+
+    Q8_0 = 6
+
+    Q4_K = 7
+
+    Q6_K = 8
+
+class KvDtype(enum.Enum):
+    F32 = 0
+
+    F16 = 1
+
+class GatedActivation(enum.Enum):
+    silu = 0
+
+    gelu_tanh = 1
+
+class RopeStyle(enum.Enum):
+    interleaved = 0
+
+    half_split = 1
+
+def usable_isas() -> list[str]:
+    """Kernel sets this machine can run, best first."""
+
+class ThreadTeam:
+    def __init__(self, num_threads: int) -> None: ...
+
+    @property
+    def size(self) -> int: ...
+
+class WeightMatrix:
+    def __init__(self, format: WeightFormat, rows: int, cols: int, src: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], team: ThreadTeam) -> None: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def cols(self) -> int: ...
+
+    @property
+    def format(self) -> WeightFormat: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+class WeightVector:
+    def __init__(self, src: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+def repack(format: str, source: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: int, cols: int) -> NDArray[numpy.uint8]:
+    """
+    GGUF bytes (uint8 [rows * row_bytes]) of a matrix [rows, cols] -> repacked bytes (docs/weight-layouts.md).
+    """
+
+def quantize_rows(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> tuple[NDArray[numpy.int8], NDArray[numpy.float32], NDArray[numpy.float32], NDArray[numpy.int16]]:
+    """
+    x: float32 [tokens, cols] -> (codes int8 [tokens, cols], scale float32 [tokens, cols / 32], scaled_sum float32 [tokens, cols / 32], sum16 int16 [tokens, cols / 16]).
+    """
+
+def linear(isa: str, format: str, packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: int, cols: int, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], activations: str = 'int8', row_blocks: tuple[int, int] | None = None, tokens: tuple[int, int] | None = None) -> NDArray[numpy.float32]:
+    """
+    x: float32 [tokens, cols] times the repacked matrix -> float32 [tokens, 8 * row blocks], padding rows too. activations: 'int8' or 'f32'; row_blocks and tokens: half-open ranges, all by default.
+    """
+
+def dequantize_rows(isa: str, format: str, packed: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: int, cols: int) -> NDArray[numpy.float32]:
+    """The repacked matrix as float32 [rows, cols]."""
+
+def exp(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> NDArray[numpy.float32]: ...
+
+def log(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> NDArray[numpy.float32]: ...
+
+def rms_norm(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], residual: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, eps: float) -> NDArray[numpy.float32]: ...
+
+def rope(isa: str, head: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], cos: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], sin: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], style: RopeStyle) -> NDArray[numpy.float32]: ...
+
+def store_f16(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> NDArray[numpy.uint16]:
+    """IEEE binary16 bit patterns, as the KV cache stores them."""
+
+def gated(isa: str, gate: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], up: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], activation: GatedActivation) -> NDArray[numpy.float32]: ...
+
+def add(isa: str, a: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], b: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> NDArray[numpy.float32]: ...
+
+def scale(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], factor: float) -> NDArray[numpy.float32]: ...
+
+def softcap(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], cap: float) -> NDArray[numpy.float32]: ...
+
+def attention(isa: str, q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], v: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], block_stride_bytes: int, block_table: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], block_size: int, num_kv_heads: int, head_dim: int, window: int, kv_dtype: KvDtype, scale: float, softcap: float, tokens_per_call: int, heads_per_call: int) -> NDArray[numpy.float32]: ...
+
+def gumbel(isa: str, seed: int, position: int, choice: int, stream: int, first_id: int, n: int) -> NDArray[numpy.float32]: ...
+
+def log_sum_exp(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[float, float]:
+    """(max, log(sum(exp(x - max)))): logprob = (x - max) - log_sum."""
+
+def rope_cos_sin(positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], inv_freq: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], attention_factor: float) -> tuple[NDArray[numpy.float32], NDArray[numpy.float32]]:
+    """cos and sin, float32 [positions, inv_freq]."""
+
+def measure_read_bandwidth(threads: int, size_bytes: int, seconds: float, streams: int = 0) -> list[float]:
+    """Samples in bytes per second."""
+
+class Extent(enum.Enum):
+    tokens = 0
+
+    logits = 1
+
+class Buffer:
+    @overload
+    def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, offset: int, width: int, stride: int, extent: Extent) -> None: ...
+
+class QuantizedBuffer:
+    @overload
+    def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, offset: int, cols: int) -> None: ...
+
+class Input:
+    def __init__(self, f32: Buffer, quantized: QuantizedBuffer) -> None: ...
+
+class Output:
+    def __init__(self, f32: Buffer, quantized: QuantizedBuffer) -> None: ...
+
+def quantized_bytes(rows: int, cols: int) -> int: ...
+
+class KvLayer:
+    def __init__(self, pool: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], k_offset: int, v_offset: int, block_stride_bytes: int, group: int, block_size: int, num_kv_heads: int, head_dim: int, window: int, dtype: KvDtype) -> None: ...
+
+class AttentionWork:
+    pass
+
+class Program:
+    def __init__(self, isa: str, team: ThreadTeam, max_tokens: int) -> None: ...
+
+    @property
+    def isa(self) -> str: ...
+
+    @property
+    def arena_bytes(self) -> int: ...
+
+    @property
+    def ops(self) -> list[str]: ...
+
+    def embed(self, table: WeightMatrix, scale: float, out: Buffer) -> None: ...
+
+    def plan_rope(self, inv_freq: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], attention_factor: float, out: Buffer) -> None: ...
+
+    def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionWork: ...
+
+    def norm(self, x: Buffer, gain: WeightVector, eps: float, residual: Buffer, out: Output) -> None: ...
+
+    def linear(self, x: Input, weight: WeightMatrix, bias: WeightVector | None, residual: Buffer, out: Buffer) -> None: ...
+
+    def qkv(self, x: Input, q: WeightMatrix, k: WeightMatrix, v: WeightMatrix, vectors: Sequence[WeightVector | None], norm_eps: float, rope: Buffer, rot_dim: int, style: RopeStyle, kv: KvLayer, out: Buffer) -> None: ...
+
+    def attention(self, q: Buffer, kv: KvLayer, work: AttentionWork, num_heads: int, scale: float, softcap: float, out: Output) -> None: ...
+
+    def gate_up(self, x: Input, gate: WeightMatrix, up: WeightMatrix, activation: GatedActivation, out: Output) -> None: ...
+
+    def quantize(self, x: Buffer, out: QuantizedBuffer) -> None: ...
+
+    def select_logits_rows(self, x: Buffer, out: Buffer) -> None: ...
+
+    def softcap(self, x: Buffer, cap: float, out: Buffer) -> None: ...
+
+    def finish(self, arena_bytes: int) -> None: ...
+
+    def replay(self, token_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], query_start: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]]]) -> None: ...
+
+    def value(self, buffer: Buffer, rows: int) -> Annotated[NDArray[numpy.float32], dict(writable=False)]:
+        """
+        A read-only view [rows, width] of the arena, valid until the next replay.
+        """
