@@ -165,13 +165,14 @@ class Float64Model:
             x = x + (self._norm(update, f"{block}.post_ffw_norm") if self.is_gemma3 else update)
         return self._norm(x, "output_norm")
 
-    def logits(self, hidden: F64) -> F32:
+    def logits(self, hidden: F64, out: F32 | None = None) -> F32:
         """Logits of some hidden states, [rows, vocab_size]: computed in float64, kept in float32."""
         name = "output.weight" if self.model.has("output.weight") else "token_embd.weight"
         if self.rounding.activations == "int8" and self.model.is_quantized(name):
             hidden = quantize_activations(hidden)
         vocab_size = self.model.num_rows(name)
-        out = np.empty((len(hidden), vocab_size), dtype=np.float32)
+        if out is None:
+            out = np.empty((len(hidden), vocab_size), dtype=np.float32)
         for start in range(0, vocab_size, HEAD_ROWS):
             rows = slice(start, min(start + HEAD_ROWS, vocab_size))
             out[:, rows] = hidden @ self.model.rows(name, rows).T

@@ -23,7 +23,8 @@ from metrics import negative_log_likelihoods
 NUM_GREEDY_TOKENS = 64
 PERPLEXITY_WINDOW = 512
 NUM_PERPLEXITY_WINDOWS = 32
-NUM_LOGITS_TOKENS = 512
+NUM_LOGITS_TOKENS = 512  # of each sequence that logits are compared on
+LOGITS_WINDOWS = (1, 11, 21)  # of the perplexity windows, beside one sequence of mixed text
 MAX_CONTEXT = 2_048
 GGML_TYPE_F32 = 0
 GGML_TYPE_F16 = 1
@@ -88,17 +89,19 @@ def scored_nll(logits: F32, window: Ids) -> float:
 
 
 def write_tokens(path: Path, folder: Path) -> None:
-    """Ids of all texts: prompts.json, perplexity_ids.npy and logits_ids.npy."""
+    """Ids of all texts: prompts.json, perplexity_ids.npy and logits_ids.json."""
     llm = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     model = GgufModel(path)
     bos = llm.token_bos() if tokenize(llm, "a")[0] == llm.token_bos() else None
     prompts = [{"prompt": text, "prompt_token_ids": tokenize(llm, text)} for text in corpus.prompts()]
     (folder / "prompts.json").write_text(json.dumps(prompts, ensure_ascii=False, indent=1))
-    np.save(folder / "perplexity_ids.npy", perplexity_windows(tokenize(llm, corpus.long_text()), bos))
+    windows = perplexity_windows(tokenize(llm, corpus.long_text()), bos)
+    np.save(folder / "perplexity_ids.npy", windows)
     # A sequence must be longer than the sliding window, or the window is never seen to slide.
     num_tokens = NUM_LOGITS_TOKENS + int(model.parameter("attention.sliding_window", 0)) // 2
     mixed = tokenize(llm, corpus.mixed_text())[:num_tokens]
-    np.save(folder / "logits_ids.npy", np.asarray(mixed, dtype=np.int64))
+    sequences = [mixed, *(windows[index, :NUM_LOGITS_TOKENS].tolist() for index in LOGITS_WINDOWS)]
+    (folder / "logits_ids.json").write_text(json.dumps(sequences))
 
 
 def write_greedy(path: Path, folder: Path) -> None:
@@ -131,10 +134,15 @@ def write_perplexity(path: Path, folder: Path) -> None:
 
 
 def write_logits(path: Path, folder: Path) -> None:
-    """Logits of logits_ids.npy, f32 KV: logits_llamacpp.npy."""
-    ids = np.load(folder / "logits_ids.npy").tolist()
-    llm = load(path, context=len(ids), all_logits=True, kv_type=GGML_TYPE_F32)
-    np.save(folder / "logits_llamacpp.npy", all_logits(llm, ids))
+    """Logits of all rows of logits_ids.json, one sequence after another, f32 KV: logits_llamacpp.npy."""
+    sequences = json.loads((folder / "logits_ids.json").read_text())
+    llm = load(path, context=max(map(len, sequences)), all_logits=True, kv_type=GGML_TYPE_F32)
+    shape = (sum(map(len, sequences)), llm.n_vocab())
+    out = np.lib.format.open_memmap(folder / "logits_llamacpp.npy", "w+", np.float32, shape)
+    start = 0
+    for ids in sequences:
+        out[start : start + len(ids)] = all_logits(llm, ids)
+        start += len(ids)
 
 
 TASKS = {

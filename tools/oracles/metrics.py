@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,18 +31,39 @@ def kl_divergence(reference: F32, other: F32) -> F64:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How close two sets of logits are: mean and largest KL in nats, share of rows with one best token."""
+    """How close two sets of logits are, row by row.
 
-    mean_kl: float
-    max_kl: float
-    top1: float
+    kl: float64 [T], nats. same_best: bool [T], whether both have the same most likely token.
+    """
+
+    kl: F64
+    same_best: npt.NDArray[np.bool_]
+
+    @property
+    def mean_kl(self) -> float:
+        return float(self.kl.mean())
+
+    def summary(self) -> dict[str, float]:
+        """Mean and largest KL in nats, share of rows with the same best token."""
+        return {"mean_kl": self.mean_kl, "max_kl": float(self.kl.max()), "top1": float(self.same_best.mean())}
+
+    def __str__(self) -> str:
+        return (
+            f"mean KL {self.mean_kl:.3g}, max {self.kl.max():.3g} nats, same best {self.same_best.mean():.2%}"
+        )
 
 
 def agreement(reference: F32, other: F32) -> Agreement:
     """Compare two [T, vocab_size] logits row by row."""
-    kl = kl_divergence(reference, other)
-    same = reference.argmax(axis=-1) == other.argmax(axis=-1)
-    return Agreement(float(kl.mean()), float(kl.max()), float(same.mean()))
+    same_best = reference.argmax(axis=-1) == other.argmax(axis=-1)
+    return Agreement(kl_divergence(reference, other), same_best)
+
+
+def joined(parts: Sequence[Agreement]) -> Agreement:
+    """The agreement over all rows of several."""
+    return Agreement(
+        np.concatenate([part.kl for part in parts]), np.concatenate([part.same_best for part in parts])
+    )
 
 
 def negative_log_likelihoods(logits: F32, targets: npt.NDArray[np.int64]) -> F64:
