@@ -123,11 +123,22 @@ struct Q6_K {
   static void accumulate(const uint8_t* block, int64_t g, const XGroup& x, float* acc) {
     const layout::Q6KSuperblock& superblock = Values::superblock(block, g);
     const layout::Q6KGroup& w = superblock.groups[g % 8];
+    int32_t idot[2][kRowBlock] = {};
+    for (int j = 0; j < 4; ++j) {
+      for (int r = 0; r < kRowBlock; ++r) {
+        for (int i = 0; i < 4; ++i) {
+          const int byte = w.nibbles[32 * j + 4 * r + i];
+          const int high0 = w.high[0][4 * r + i] >> (2 * j) & 3;
+          const int high1 = w.high[1][4 * r + i] >> (2 * j) & 3;
+          idot[0][r] += ((byte & 15) | high0 << 4) * x.q[4 * j + i];
+          idot[1][r] += (byte >> 4 | high1 << 4) * x.q[16 + 4 * j + i];
+        }
+      }
+    }
     for (int r = 0; r < kRowBlock; ++r) {
-      int idot[2] = {0, 0};
-      for (int k = 0; k < kGroupSize; ++k) idot[k / 16] += Values::code(w, r, k) * x.q[k];
-      const int scaled = w.scales[0][r] * idot[0] + w.scales[1][r] * idot[1];
-      acc[r] = __builtin_fmaf(static_cast<float>(scaled), half_to_float(superblock.d[r]) * x.scale, acc[r]);
+      const int lower = w.scales[0][r] * (idot[0][r] - 32 * x.sum16[0]);
+      const int upper = w.scales[1][r] * (idot[1][r] - 32 * x.sum16[1]);
+      acc[r] = __builtin_fmaf(static_cast<float>(lower + upper), half_to_float(superblock.d[r]) * x.scale, acc[r]);
     }
   }
 };
