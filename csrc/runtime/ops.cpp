@@ -18,7 +18,7 @@ struct Tiling {
   Tiling(int64_t blocks, int64_t tokens, int threads) {
     constexpr int64_t kFewTokens = 16, kTokenStep = 64, kRowBlocks = 16;
     row_blocks = std::max<int64_t>(1, ceil_div(blocks, threads * 4));
-    token_step = tokens;
+    token_step = std::max<int64_t>(1, tokens);
     if (tokens > kFewTokens) {
       row_blocks = std::min(row_blocks, kRowBlocks);
       token_step = kTokenStep;

@@ -1,0 +1,314 @@
+"""LLM: requests in, answers out, on a tiny model; bad requests disturb nobody."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import write_tiny_model
+
+from hotloop import LLM, SamplingParams
+from hotloop.errors import CapacityError, HotloopError, InvalidRequestError, ModelNotFoundError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = ["hello", "the quick brown fox", "a"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", "llama", formats="Q8_0")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The ceiling is measured once and remembered in a home of this module's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOTLOOP_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path, home: None) -> LLM:
+    return LLM(model)
+
+
+def assert_idle(llm: LLM) -> None:
+    core = llm._core
+    assert not core.has_work
+    assert core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
+    core.kv_cache.check_invariants()
+    assert not llm._deltas
+
+
+def test_outputs_come_in_the_order_of_prompts_and_equal_solo_runs(llm: LLM) -> None:
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert [o.prompt for o in outputs] == PROMPTS
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        (solo,) = llm.generate(prompt, GREEDY)
+        assert solo.outputs[0].token_ids == output.outputs[0].token_ids
+        assert len(output.outputs[0].token_ids) == 12
+        assert output.outputs[0].finish_reason == "length"
+        assert output.outputs[0].text == llm.tokenizer.decode(output.outputs[0].token_ids)
+    assert_idle(llm)
+
+
+def test_prompt_forms(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("hello")
+    forms = ["hello", {"prompt": "hello"}, ids, {"prompt_token_ids": ids}]
+    texts = {llm.generate(form, GREEDY)[0].outputs[0].text for form in forms}
+    assert len(texts) == 1
+    assert len(llm.generate([ids, ids], GREEDY)) == 2
+
+
+def test_one_sampling_params_per_prompt(llm: LLM) -> None:
+    outputs = llm.generate(["x", "x"], [GREEDY, SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)])
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [12, 3]
+    with pytest.raises(InvalidRequestError, match="2 prompts and 1 sampling_params"):
+        llm.generate(["x", "y"], [GREEDY])
+
+
+def test_seeds_replay_and_fresh_seeds_differ(llm: LLM) -> None:  # known fault B08
+    seeded = SamplingParams(temperature=1.5, seed=7, max_tokens=16, ignore_eos=True)
+    assert len({tuple(llm.generate("x", seeded)[0].outputs[0].token_ids) for _ in range(5)}) == 1
+    fresh = [llm.generate("x", SamplingParams(temperature=1.5, max_tokens=16, ignore_eos=True))[0] for _ in range(8)]
+    assert len({tuple(o.outputs[0].token_ids) for o in fresh}) > 1
+    replay = SamplingParams(temperature=1.5, seed=fresh[0].seed, max_tokens=16, ignore_eos=True)
+    assert llm.generate("x", replay)[0].outputs[0].token_ids == fresh[0].outputs[0].token_ids
+
+
+def test_answers_do_not_depend_on_engine_options(model: Path, llm: LLM) -> None:
+    params = [SamplingParams(temperature=1.2, top_k=50, top_p=0.9, seed=s, max_tokens=30, logprobs=3) for s in range(4)]
+    expected = llm.generate(["hello there"] * 4, params)
+    for options in ({"threads": 1}, {"isa": "scalar"}, {"max_num_batched_tokens": 3}, {"block_size": 4}, {"threads": 3}):
+        for a, b in zip(LLM(model, **options).generate(["hello there"] * 4, params), expected, strict=True):
+            assert a.outputs[0].token_ids == b.outputs[0].token_ids
+            assert a.outputs[0].logprobs == b.outputs[0].logprobs
+
+
+def test_streams_add_up_to_the_answer(llm: LLM) -> None:
+    chunks = list(llm.stream("hello", GREEDY))
+    assert all(c.finish_reason is None and c.output is None for c in chunks[:-1])
+    last = chunks[-1]
+    assert (last.text, last.token_ids, last.finish_reason) == ("", [], "length")
+    assert last.output is not None
+    choice = last.output.outputs[0]
+    assert "".join(c.text for c in chunks) == choice.text
+    assert [i for c in chunks for i in c.token_ids] == choice.token_ids
+    assert choice == llm.generate("hello", GREEDY)[0].outputs[0]
+
+
+def test_interleaved_streams_keep_their_own_tokens(llm: LLM) -> None:
+    expected = [o.outputs[0].text for o in llm.generate(["hello", "fox"], GREEDY)]
+    streams = [llm.stream("hello", GREEDY), llm.stream("fox", GREEDY)]
+    texts = ["", ""]
+    alive = [0, 1]
+    while alive:
+        for i in list(alive):
+            chunk = next(streams[i], None)
+            if chunk is None:
+                alive.remove(i)
+            else:
+                texts[i] += chunk.text
+    assert texts == expected
+    assert_idle(llm)
+
+
+def test_a_closed_stream_frees_its_blocks(llm: LLM) -> None:
+    stream = llm.stream("hello", GREEDY)
+    next(stream)
+    assert llm._core.kv_cache.num_free_blocks < llm._core.kv_cache.num_blocks
+    stream.close()
+    assert_idle(llm)
+
+
+def test_stop_strings_and_ids_end_the_answer(llm: LLM) -> None:
+    full = llm.generate("hello", GREEDY)[0].outputs[0]
+    token = full.token_ids[4]
+    first = full.token_ids.index(token)
+    by_id = llm.generate("hello", SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=[token]))[0]
+    assert by_id.outputs[0].finish_reason == "stop"
+    assert by_id.outputs[0].stop_reason == token
+    assert by_id.outputs[0].token_ids[:first] == full.token_ids[:first]
+    assert len(by_id.outputs[0].token_ids) <= first + 1
+    stop = full.text[3:5]
+    by_text = llm.generate("hello", SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop))[0].outputs[0]
+    assert by_text.text == full.text[: full.text.index(stop)]
+    assert (by_text.finish_reason, by_text.stop_reason) == ("stop", stop)
+    assert_idle(llm)
+
+
+def test_eos_ends_unless_ignored_and_min_tokens_bars_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    eos = min(llm.tokenizer.eos_token_ids)
+    forward = llm._runner.forward
+
+    def prefer_eos(batch: object) -> np.ndarray:
+        logits = forward(batch).copy()  # type: ignore[arg-type]
+        logits[:, eos] = 1e4
+        return logits
+
+    monkeypatch.setattr(llm._runner, "forward", prefer_eos)
+    ended = llm.generate("x", SamplingParams(temperature=0, max_tokens=5))[0].outputs[0]
+    assert (ended.text, ended.finish_reason, ended.token_ids) == ("", "stop", [eos])
+    later = llm.generate("x", SamplingParams(temperature=0, max_tokens=5, min_tokens=3))[0].outputs[0]
+    assert (len(later.token_ids), later.token_ids[-1], later.finish_reason) == (4, eos, "stop")
+    assert eos not in later.token_ids[:3]
+    ignored = llm.generate("x", SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))[0].outputs[0]
+    assert (ignored.token_ids, ignored.finish_reason) == ([eos] * 5, "length")
+    last = llm.generate("x", SamplingParams(temperature=0, max_tokens=1))[0].outputs[0]
+    assert last.finish_reason == "stop"  # EOS in the last slot (known fault B26)
+
+
+def test_context_limits(llm: LLM) -> None:  # known faults B42, B43
+    context = llm.max_model_len
+    assert context == 128
+    unlimited = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    for prompt_tokens, expected in ((100, 28), (127, 1)):
+        output = llm.generate([[5] * prompt_tokens], unlimited)[0]
+        assert len(output.outputs[0].token_ids) == expected
+        assert output.outputs[0].finish_reason == "length"
+    clamped = llm.generate([[5] * 120], SamplingParams(temperature=0, max_tokens=500, ignore_eos=True))[0]
+    assert len(clamped.outputs[0].token_ids) == 8
+    for prompt_tokens in (128, 129, 5000):
+        with pytest.raises(InvalidRequestError, match=rf"{prompt_tokens} tokens.*128"):
+            llm.generate([[5] * prompt_tokens], GREEDY)
+    with pytest.raises(InvalidRequestError, match="characters.*128"):
+        llm.generate("x" * 1_000_000, GREEDY)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([[300]], "300"),
+        ([[-1]], "-1"),
+        ([[2**40]], "outside the vocabulary"),
+        ([["a"]], "integers"),
+        ([[True]], "integers"),
+        ([[]], "empty"),
+        ([{"prompts": "x"}], "prompts"),
+        ("\ud800", "surrogate"),
+    ],
+)
+def test_bad_prompts_are_named_and_disturb_nobody(llm: LLM, prompt: object, message: str) -> None:
+    before = llm.generate("hello", GREEDY)[0].outputs[0].text
+    stream = llm.stream("hello", GREEDY)
+    text = next(stream).text
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.generate(prompt, GREEDY)  # type: ignore[arg-type]
+    assert text + "".join(c.text for c in stream) == before
+    assert_idle(llm)
+
+
+def test_empty_prompt_and_empty_list(llm: LLM) -> None:  # known fault B39
+    assert llm.generate([], GREEDY) == []
+    if llm.tokenizer.add_bos:
+        assert llm.generate("", GREEDY)[0].prompt_token_ids == [llm.tokenizer.bos_token_id]
+    else:
+        with pytest.raises(InvalidRequestError, match="empty"):
+            llm.generate("", GREEDY)
+
+
+def test_all_prompts_are_checked_before_anything_runs(llm: LLM) -> None:
+    steps: list[int] = []
+    step = llm._core.step
+    llm._core.step = lambda: (steps.append(1), step())[1]  # type: ignore[method-assign]
+    try:
+        with pytest.raises(InvalidRequestError):
+            llm.generate(["fine", [9999]], GREEDY)
+    finally:
+        llm._core.step = step  # type: ignore[method-assign]
+    assert not steps
+
+
+def test_broken_logits_fail_that_request_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = llm.generate("hello", GREEDY)[0].outputs[0].text
+    forward = llm._runner.forward
+
+    def break_long_prompts(batch: object) -> np.ndarray:
+        logits = forward(batch).copy()  # type: ignore[arg-type]
+        if batch.seq_lens[0] > 60:  # type: ignore[attr-defined]
+            logits[:, 7] = np.nan
+        return logits
+
+    monkeypatch.setattr(llm._runner, "forward", break_long_prompts)
+    stream = llm.stream("hello", GREEDY)
+    text = next(stream).text
+    with pytest.raises(HotloopError, match="position 70"):
+        llm.generate([[5] * 70], GREEDY)
+    assert text + "".join(c.text for c in stream) == expected
+    assert_idle(llm)
+
+
+def test_a_request_that_can_never_fit_is_refused(model: Path) -> None:  # known fault B50
+    small = LLM(model, kv_cache_memory_bytes=4 * 16 * 2 * 2 * 2 * 16 * 2)
+    assert small._core.kv_cache.num_blocks == 4
+    assert len(small.generate([[5] * 50], GREEDY)[0].outputs[0].token_ids) == 12
+    with pytest.raises(CapacityError, match="needs 5 KV blocks"):
+        small.generate([[5] * 60], GREEDY)
+    assert small.generate("hello", GREEDY)[0].finished
+
+
+def test_logprobs_have_vllms_shape(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=3)
+    choice = llm.generate("hello", params)[0].outputs[0]
+    assert choice.logprobs is not None
+    assert len(choice.logprobs) == len(choice.token_ids) == 4
+    for token, entry in zip(choice.token_ids, choice.logprobs, strict=True):
+        assert next(iter(entry)) == token
+        assert entry[token].rank == 1
+        values = [e.logprob for e in entry.values()]
+        assert values == sorted(values, reverse=True)
+        assert len(values) == 3
+        assert sum(np.exp(values)) <= 1 + 1e-5
+    assert llm.generate("hello", GREEDY)[0].outputs[0].logprobs is None
+
+
+def test_timings_follow_the_schema_and_the_definitions(llm: LLM) -> None:
+    import tomllib
+    from importlib.resources import files
+
+    schema = tomllib.loads((files("hotloop.telemetry") / "schema.toml").read_text())["timings"]
+    output = llm.generate("hello", GREEDY)[0]
+    timings = output.timings
+    assert timings is not None
+    assert timings.keys() == schema.keys()
+    json.dumps(timings, allow_nan=False)
+    assert timings["decode_tokens_per_s"] == pytest.approx(11 / timings["decode_s"])
+    read = timings["weight_bytes_per_step"] + timings["kv_bytes_per_step"]
+    ceiling = timings["read_bandwidth_ceiling_bytes_per_s"]
+    assert timings["mbu"] == pytest.approx(read * timings["decode_tokens_per_s"] / ceiling, rel=1e-3)
+    # 2 layers x (K and V) x 2 heads x 16 x 2 bytes per token; 11 decode steps after a prompt of n tokens read n+1 .. n+11
+    n = len(output.prompt_token_ids)
+    assert timings["kv_bytes_per_step"] == pytest.approx(256 * (n + 6), abs=1)
+
+
+def test_configuration_errors_name_the_field(model: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="did you mean 'block_size'"):
+        LLM(model, blocksize=16)
+    for bad in ({"block_size": 0}, {"threads": -1}, {"kv_dtype": "int3"}, {"max_model_len": 0}, {"isa": "sse9"}):
+        with pytest.raises(InvalidRequestError, match=next(iter(bad.values()) if "isa" in bad else iter(bad))):
+            LLM(model, **bad)
+    with pytest.raises(ModelNotFoundError):
+        LLM("no-such-model-anywhere")
+
+
+def test_an_idle_engine_uses_no_cpu(llm: LLM) -> None:
+    llm.generate("hello", GREEDY)
+    time.sleep(0.05)  # workers spin for a moment, then sleep
+    before_s = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before_s < 0.1
+
+
+def test_memory_stays_flat_over_many_requests(llm: LLM) -> None:  # known fault B123
+    import resource
+
+    one = SamplingParams(temperature=0, max_tokens=1)
+    for i in range(300):
+        llm.generate([[i % 299, 5]], one)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for i in range(1500):
+        llm.generate([[i % 299, 5]], one)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1500  # KiB: under 1 KiB per request
+    assert_idle(llm)
