@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from hotloop.errors import InvalidRequestError
-from hotloop.kv_cache.layout import KV_DTYPES, KVDtype
 from hotloop.machine import default_num_threads
-from hotloop.ops.native import ActivationDtype
+
+KVDtype = Literal["f32", "f16"]
+ActivationDtype = Literal["int8", "f32"]  # how linear ops with quantized weights see their input
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and low <= value <= high):
                 raise InvalidRequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
-        for name, allowed in (("kv_dtype", KV_DTYPES), ("activations", ("int8", "f32"))):
+        for name, allowed in (("kv_dtype", get_args(KVDtype)), ("activations", get_args(ActivationDtype))):
             if getattr(self, name) not in allowed:
                 raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import write_tiny_model
 
 from hotloop import LLM, SamplingParams
 from hotloop.errors import CapacityError, HotloopError, InvalidRequestError, ModelNotFoundError
+from tiny_models import write_tiny_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = ["hello", "the quick brown fox", "a"]
@@ -172,7 +172,7 @@ def test_context_limits(llm: LLM) -> None:  # known faults B42, B43
     for prompt_tokens in (128, 129, 5000):
         with pytest.raises(InvalidRequestError, match=rf"{prompt_tokens} tokens.*128"):
             llm.generate([[5] * prompt_tokens], GREEDY)
-    with pytest.raises(InvalidRequestError, match="characters.*128"):
+    with pytest.raises(InvalidRequestError, match=r"characters.*128"):
         llm.generate("x" * 1_000_000, GREEDY)
     assert_idle(llm)
 

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-from hotloop.ops.protocol import KVGroup
+from hotloop.config import KVDtype
 
-KVDtype = Literal["f32", "f16"]
-KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
 KV_ITEM_BYTES: dict[KVDtype, int] = {"f32": 4, "f16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers whose KV blocks are allocated together: same heads, same head_dim, same window (None: full attention)."""
+
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

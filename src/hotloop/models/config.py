@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hotloop.ops.protocol import Activation, KVGroup, Rope, RopeStyle
+from hotloop.kv_cache.layout import KVGroup
+from hotloop.ops.protocol import Activation, Rope, RopeStyle
 from hotloop.ops.rope import RopeScaling, rope_frequencies, yarn_attention_factor
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.config import ActivationDtype
 from hotloop.models.config import kv_groups
 from hotloop.models.dense import Output
 from hotloop.models.registry import load_model_spec
 from hotloop.ops.batch import ForwardBatch
-from hotloop.ops.reference import Activations, ReferenceKV, ReferenceOps, ReferenceWeights
+from hotloop.ops.reference import ReferenceKV, ReferenceOps, ReferenceWeights
 from hotloop.weights.gguf import GGUFFile
 
 
@@ -70,7 +71,7 @@ def reference_logits(
     *,
     chunk_lengths: Sequence[int] | None = None,
     block_size: int = 16,
-    activations: Activations = "int8",
+    activations: ActivationDtype = "int8",
     dtype: type[np.floating[Any]] = np.float32,
     kv_dtype: type[np.floating[Any]] | None = None,
     layers: range | None = None,

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop import _native
+from hotloop.config import ActivationDtype
 from hotloop.errors import ModelFileError
 from hotloop.kv_cache.storage import KVStorage
 from hotloop.ops.batch import ForwardBatch
@@ -23,7 +24,6 @@ from hotloop.ops.protocol import QKV, Activation, Rope
 from hotloop.quant.formats import dequantize
 from hotloop.weights.gguf import GGUFFile
 
-ActivationDtype = Literal["int8", "f32"]
 Extent = Literal["tokens", "logits"]
 Form = Literal["f32", "int8"]
 

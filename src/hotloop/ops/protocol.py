@@ -38,16 +38,6 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class KVGroup:
-    """Layers whose KV blocks are allocated together: same heads, same head_dim, same window (None: full attention)."""
-
-    layers: tuple[int, ...]
-    num_kv_heads: int
-    head_dim: int
-    window: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class QKV:
     """Weights of a fused QKV projection. Matrices: [heads * head_dim, hidden]; biases and norm gains may be absent."""
 

@@ -12,18 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.config import ActivationDtype
+from hotloop.kv_cache.layout import KVGroup
 from hotloop.ops.batch import ForwardBatch
-from hotloop.ops.protocol import QKV, Activation, KVGroup, Rope, RopeStyle
+from hotloop.ops.protocol import QKV, Activation, Rope, RopeStyle
 from hotloop.quant.activations import GROUP_SIZE, quantize_activations
 from hotloop.quant.formats import WEIGHT_FORMATS, dequantize
 from hotloop.weights.gguf import GGUFFile
 
-Activations = Literal["int8", "f32"]
 Floats: TypeAlias = NDArray[Any]  # float32, or float64 where the op set was asked for it
 
 SPAN = 256
@@ -140,7 +141,7 @@ class ReferenceOps:
         batch: ForwardBatch,
         kv: ReferenceKV,
         *,
-        activations: Activations = "int8",
+        activations: ActivationDtype = "int8",
         dtype: type[np.floating[Any]] = np.float32,
     ) -> None:
         self._batch = batch

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.kv_cache.layout import KVLayout
+from hotloop.kv_cache.layout import KVGroup, KVLayout
 from hotloop.kv_cache.manager import KVCacheManager
-from hotloop.ops.protocol import KVGroup
 
 WINDOWED = (KVGroup((0, 1, 3), 1, 64, window=32), KVGroup((2,), 1, 64))
 

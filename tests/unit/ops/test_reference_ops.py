@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hotloop.kv_cache.layout import KVGroup
 from hotloop.models.reference import Chunk, build_batch, reference_logits
-from hotloop.ops.protocol import QKV, KVGroup, Rope
+from hotloop.ops.protocol import QKV, Rope
 from hotloop.ops.reference import ReferenceKV, ReferenceMatrix, ReferenceOps
 from hotloop.quant.activations import quantize_activations
 from hotloop.quant.formats import quantize, unpack

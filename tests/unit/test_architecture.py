@@ -1,0 +1,74 @@
+"""Dependencies point one way (docs/architecture.md), and the public names are what they say."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import hotloop
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "hotloop"
+
+# What each part of hotloop may import of the others. Plain data may be imported by everyone.
+PLAIN = {"errors", "request", "sampling_params", "config", "machine"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "machine": set(),
+    "sampling_params": {"errors"},
+    "request": {"sampling_params"},
+    "config": {"errors", "machine"},
+    "quant": PLAIN,
+    "weights": PLAIN | {"quant"},
+    "kv_cache": PLAIN,
+    "ops": PLAIN | {"quant", "weights", "kv_cache", "_native"},
+    "models": PLAIN | {"ops", "quant", "weights", "kv_cache"},
+    "sampling": PLAIN | {"_native"},
+    "text": PLAIN,
+    "telemetry": PLAIN | {"models", "weights", "_native"},
+    "engine": PLAIN | {"kv_cache", "ops", "models", "sampling", "text", "telemetry", "weights", "_native"},
+    "cli": PLAIN | {"engine", "kv_cache", "models", "telemetry", "text", "weights", "_native"},
+    "__init__": {"engine", *PLAIN},
+}
+MODULES = sorted(p.relative_to(SOURCE) for p in SOURCE.rglob("*.py"))
+
+
+def imports_of(path: Path) -> set[str]:
+    """Parts of hotloop that a module imports, lazily or not."""
+    parts = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "hotloop":
+            parts |= {alias.name for alias in node.names}
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        parts |= {name.split(".")[1] for name in names if name and name.startswith("hotloop.")}
+    return parts
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_dependencies_point_one_way(module: Path) -> None:
+    part = module.parts[0].removesuffix(".py")
+    assert part in ALLOWED, f"{module} belongs to no part; say in ALLOWED what it may import"
+    forbidden = imports_of(SOURCE / module) - ALLOWED[part] - {part}
+    assert not forbidden, f"{module} imports {sorted(forbidden)}"
+
+
+def test_kernels_know_no_python() -> None:
+    csrc = ROOT / "csrc"
+    files = [p for p in csrc.rglob("*") if p.suffix in (".h", ".inl", ".cpp") and "bindings" not in p.parts]
+    assert files, "csrc is not beside src"
+    assert not [p for p in files if "nanobind" in p.read_text() or "Python.h" in p.read_text()]
+
+
+def test_instruction_set_flags_stay_on_their_targets() -> None:
+    lines = (ROOT / "CMakeLists.txt").read_text().splitlines()
+    flagged = [line for line in lines if "-mavx" in line or "-march" in line]
+    assert flagged
+    assert all("set_source_files_properties(csrc/targets/" in line for line in flagged)
+
+
+def test_public_names_exist() -> None:
+    for name in hotloop.__all__:
+        assert getattr(hotloop, name).__module__ == hotloop._HOMES[name]
+    with pytest.raises(AttributeError, match="nonsense"):
+        hotloop.nonsense  # noqa: B018
