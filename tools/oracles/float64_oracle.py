@@ -1,8 +1,8 @@
 """Float64 logits of a model's test sequences, and what int8 activations alone cost on them.
 
-Needs logits_ids.json of llama_cpp_oracle.py in RESULTS/<model file stem>/; writes logits_float64.npy beside it
-(float32 [positions, vocab_size], sequences one after another) and float64.json: how far from it the numpy
-models of the engine's roundings are, and llama.cpp, if logits_llamacpp.npy is there.
+Needs logits_ids.json of llama_cpp_oracle.py in RESULTS/<model file stem>/. Writes logits_float64.npy (float32
+[positions, vocab_size], sequences one after another) and float64.json: how far from it the numpy models of the
+engine's roundings are, and llama.cpp, if logits_llamacpp.npy is there.
 
     python tools/oracles/float64_oracle.py RESULTS MODEL.gguf
 """
