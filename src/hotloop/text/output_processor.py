@@ -69,7 +69,8 @@ class OutputProcessor:
         ends_with_stop_token: the last id ended the answer. If it has a text, neither text nor id are part
         of the output, unless the request includes the stop string.
         """
-        hidden = ends_with_stop_token and not self._include_stop_str and self._has_text(token_ids[-1])
+        drop_text = ends_with_stop_token and not self._include_stop_str
+        hidden = bool(drop_text and token_ids) and self._has_text(token_ids[-1])
         text: list[str] = []
         ids: list[int] = []
         for token_id in token_ids[:-1] if hidden else token_ids:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+import tokenizers.models
 
 from hotloop.errors import InvalidRequestError
 from hotloop.text import byte_level, sentencepiece
@@ -53,6 +54,11 @@ class Tokenizer:
         twin.pre_tokenizer = self._literal.pre_tokenizer
         return self._pipeline(twin, parse_special=True)
 
+    @cached_property
+    def _control_finder(self) -> tokenizers.Tokenizer:
+        # Knows no text at all, only the added tokens.
+        return self._pipeline(tokenizers.Tokenizer(tokenizers.models.BPE()), parse_special=True)
+
     @property
     def vocab_size(self) -> int:
         return len(self._types)
@@ -60,6 +66,11 @@ class Tokenizer:
     @property
     def bos_token_id(self) -> int | None:
         return self._vocabulary.bos_token_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The one EOS of the metadata, which chat templates know as eos_token."""
+        return self._vocabulary.eos_token_id
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -100,12 +111,26 @@ class Tokenizer:
         ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
         return self.with_special(ids) if add_special else ids
 
+    def find_control(self, text: str) -> list[tuple[int, int, int]]:
+        """(start, end, token id) of each control-token text, as parsing would find them.
+
+        Raises InvalidRequestError for text that is not valid Unicode.
+        """
+        _check_unicode(text)
+        found = self._control_finder.encode(text, add_special_tokens=False)
+        spans = []
+        for token, (start, end) in zip(found.tokens, found.offsets, strict=True):
+            token_id = self._vocabulary.ids[token]
+            if self.is_special(token_id):
+                spans.append((start, end, token_id))
+        return spans
+
     def with_special(self, ids: list[int]) -> list[int]:
         """The ids with the BOS (and EOS) that the metadata asks for, unless they are there already."""
-        bos, eos = self._vocabulary.bos_token_id, self._vocabulary.final_eos_token_id
+        bos, eos = self.bos_token_id, self.eos_token_id
         if self.add_bos and bos is not None and ids[:1] != [bos]:
             ids = [bos, *ids]
-        if eos is not None and ids[-1:] != [eos]:
+        if self._vocabulary.add_eos and eos is not None and ids[-1:] != [eos]:
             ids = [*ids, eos]
         return ids
 

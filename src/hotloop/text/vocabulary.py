@@ -50,10 +50,11 @@ class Vocabulary:
     merges: list[str]
     scores: NDArray[np.float64]  # of each token id; empty where the file has none
     bos_token_id: int | None
-    eos_token_ids: frozenset[int]
+    eos_token_id: int | None
+    eos_token_ids: frozenset[int]  # all that end an answer
     unknown_token_id: int | None
     add_bos: bool
-    final_eos_token_id: int | None  # appended to every prompt where the metadata asks for it
+    add_eos: bool
     add_space_prefix: bool
     chat_template: str | None
 
@@ -91,12 +92,12 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     eos_ids = {_token_id(metadata, PREFIX + key, vocab_size) for key in _END_KEYS}
     ends = (TokenType.CONTROL, TokenType.USER_DEFINED)
     eos_ids |= {ids[text] for text in _END_TEXTS if text in ids and token_types[ids[text]] in ends}
+    eos_token_id = _token_id(metadata, PREFIX + "eos_token_id", vocab_size)
     bos_token_id = _token_id(metadata, PREFIX + "bos_token_id", vocab_size)
     bos_by_default = model == "llama" or pre in ("llama-bpe", "llama3", "llama-v3")
     add_bos = _flag(metadata, PREFIX + "add_bos_token", default=bos_by_default)
     if add_bos and bos_token_id is None:
         raise ModelFileError(f"{PREFIX}add_bos_token is true but {PREFIX}bos_token_id is missing")
-    add_eos = _flag(metadata, PREFIX + "add_eos_token", default=False)
     return Vocabulary(
         model=model,
         pre=pre,
@@ -106,10 +107,11 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         merges=_list(metadata, PREFIX + "merges"),
         scores=_numbers(metadata, PREFIX + "scores", vocab_size).astype(np.float64),
         bos_token_id=bos_token_id,
+        eos_token_id=eos_token_id,
         eos_token_ids=frozenset(i for i in eos_ids if i is not None),
         unknown_token_id=_token_id(metadata, PREFIX + "unknown_token_id", vocab_size),
         add_bos=add_bos,
-        final_eos_token_id=_token_id(metadata, PREFIX + "eos_token_id", vocab_size) if add_eos else None,
+        add_eos=_flag(metadata, PREFIX + "add_eos_token", default=False),
         add_space_prefix=_flag(metadata, PREFIX + "add_space_prefix", default=model == "llama"),
         chat_template=_text(metadata, "tokenizer.chat_template"),
     )
