@@ -24,7 +24,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "unit" / "text")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from nasty_corpus import nasty_corpus  # noqa: E402
 
@@ -237,9 +237,7 @@ def ids_hash(ids: list[int]) -> int:
 
 def write_golden(name: str, oracle: Oracle, origin: str) -> None:
     """One file per vocabulary: a hash for each string and mode, and the ids of some strings."""
-    literal, parsed = (
-        [oracle.encode(text, parse_special=flag) for text in nasty_corpus()] for flag in (False, True)
-    )
+    literal, parsed = ([oracle.encode(text, parse_special=flag) for text in nasty_corpus()] for flag in (False, True))
 
     def packed(all_ids: list[list[int]]) -> str:
         hashes = np.asarray([ids_hash(ids) for ids in all_ids], "<u4")
@@ -330,9 +328,7 @@ def _small_sentencepiece() -> dict[str, Any]:
     fixed = {*control, *byte_tokens, *(text.replace(" ", "▁") for text in user_defined)}
     learned = [t for t in sorted(model["vocab"], key=model["vocab"].__getitem__) if t not in fixed]
     # Single characters rank last, as in trained SentencePiece models.
-    learned_scores = [
-        float(-i) if len(text) > 1 else float(-len(learned) - i) for i, text in enumerate(learned)
-    ]
+    learned_scores = [float(-i) if len(text) > 1 else float(-len(learned) - i) for i, text in enumerate(learned)]
     kinds = ((UNKNOWN, 1), (CONTROL, len(control) - 1), (BYTE, 256), (USER_DEFINED, len(user_defined)))
     return {
         "tokenizer.ggml.model": "llama",
@@ -361,9 +357,7 @@ def compare_llama_cpp(models: Path) -> None:
                 actual = ours.encode(text, add_special=False, parse_special=parse_special)
                 if expected != actual:
                     differing.append(f"  {text!r}\n    llama.cpp {expected}\n    hotloop   {actual}")
-            print(
-                f"{name}: llama.cpp differs on {len(differing)} of {len(nasty_corpus())} ({parse_special=})"
-            )
+            print(f"{name}: llama.cpp differs on {len(differing)} of {len(nasty_corpus())} ({parse_special=})")
             print(*sorted(differing, key=len)[:8], sep="\n", end="\n" if differing else "")
 
 

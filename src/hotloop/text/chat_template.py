@@ -74,9 +74,7 @@ class ChatTemplate:
         except TemplateRaisedError as error:
             raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
         except TemplateError as error:
-            raise InvalidRequestError(
-                f"the chat template cannot be used: {error}; pass another one"
-            ) from error
+            raise InvalidRequestError(f"the chat template cannot be used: {error}; pass another one") from error
         except Exception as error:  # a template can raise anything that an expression can
             raise InvalidRequestError(
                 f"the chat template fails on these messages: {type(error).__name__}: {error}"
@@ -113,8 +111,7 @@ def encode_chat(
     least = tokenizer.min_num_tokens(text)
     if max_tokens is not None and least > max_tokens:
         raise InvalidRequestError(
-            f"the conversation has {len(text)} characters, at least {least} tokens, more than {max_tokens};"
-            " shorten it"
+            f"the conversation has {len(text)} characters, at least {least} tokens, more than {max_tokens}; shorten it"
         )
     ids, position = [], 0
     for start, end, token_id in tokenizer.find_control(text):
@@ -195,9 +192,7 @@ def _plain_message(index: int, message: Message) -> dict[str, Any]:
         plain["content"] = "\n".join(_part_text(f"{where}.content[{k}]", p) for k, p in enumerate(content))
     elif content is None:
         if not (role == "assistant" and plain.get("tool_calls")):
-            raise InvalidRequestError(
-                f"{where}.content may be null only for an assistant message with tool_calls"
-            )
+            raise InvalidRequestError(f"{where}.content may be null only for an assistant message with tool_calls")
     elif not isinstance(content, str):
         raise InvalidRequestError(f"{where}.content must be a string or a list of parts, not {content!r:.80}")
     return plain
@@ -208,6 +203,4 @@ def _part_text(where: str, part: object) -> str:
         text: str = part["text"]
         return text
     kind = part.get("type") if isinstance(part, Mapping) else part
-    raise InvalidRequestError(
-        f"{where} is {kind!r:.80}; only text parts {{'type': 'text', 'text': ...}} are supported"
-    )
+    raise InvalidRequestError(f"{where} is {kind!r:.80}; only text parts {{'type': 'text', 'text': ...}} are supported")

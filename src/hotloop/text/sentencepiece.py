@@ -40,9 +40,7 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
         raise ModelFileError(f"{PREFIX}scores is missing; a SentencePiece vocabulary needs it")
     malformed = [i for i in vocabulary.of_type(TokenType.BYTE) if not _is_byte_token(tokens[i])]
     if malformed:
-        raise ModelFileError(
-            f"{PREFIX}tokens[{malformed[0]}] is {tokens[malformed[0]]!r}, not a byte like '<0x0A>'"
-        )
+        raise ModelFileError(f"{PREFIX}tokens[{malformed[0]}] is {tokens[malformed[0]]!r}, not a byte like '<0x0A>'")
     user_defined = vocabulary.token_types == TokenType.USER_DEFINED
     scores = np.where(user_defined, _USER_DEFINED_SCORE, vocabulary.scores)
     # Control and byte tokens never come out of text, not even out of their own spelling.
@@ -61,9 +59,7 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
     pipeline = Tokenizer(model)
     replace = normalizers.Replace(" ", SPACE)
     pipeline.normalizer = (
-        normalizers.Sequence([normalizers.Prepend(SPACE), replace])
-        if vocabulary.add_space_prefix
-        else replace
+        normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if vocabulary.add_space_prefix else replace
     )
     return pipeline
 
@@ -96,9 +92,7 @@ def _splits(
     token_of = np.repeat(np.arange(len(tokens)), lengths)
     ends = np.cumsum(lengths)
     offset = np.arange(len(codes)) - np.repeat(ends - lengths, lengths)  # of a character within its token
-    powers, inverse_powers = (
-        _powers(base, int(lengths.max())) for base in (_HASH_BASE, pow(_HASH_BASE, -1, 2**64))
-    )
+    powers, inverse_powers = (_powers(base, int(lengths.max())) for base in (_HASH_BASE, pow(_HASH_BASE, -1, 2**64)))
 
     # Hashes of token[:k + 1] and token[k + 1:] at every character k: differences of one running sum.
     running = np.concatenate(([np.uint64(0)], np.cumsum(_mix(codes) * powers[offset], dtype=np.uint64)))
@@ -135,9 +129,4 @@ def _mix(values: NDArray[np.unsignedinteger]) -> NDArray[np.uint64]:
 
 
 def _is_byte_token(text: str) -> bool:
-    return (
-        len(text) == 6
-        and text[:3] == "<0x"
-        and text[5] == ">"
-        and all(c in "0123456789ABCDEF" for c in text[3:5])
-    )
+    return len(text) == 6 and text[:3] == "<0x" and text[5] == ">" and all(c in "0123456789ABCDEF" for c in text[3:5])

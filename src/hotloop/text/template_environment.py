@@ -211,9 +211,7 @@ def _format(value: object, *args: Any, **kwargs: Any) -> str:
 
 
 @pass_environment
-def _join(
-    environment: Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None
-) -> str:
+def _join(environment: Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
     items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
     return limits.join(str(d), items)
 

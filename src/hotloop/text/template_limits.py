@@ -93,9 +93,7 @@ def estimate_operator(operator: str, left: Any, right: Any) -> None:
     if operator == "%" and isinstance(left, str):
         refuse_wide_format(left)
     elif isinstance(left, int) and isinstance(right, int):
-        bits = (
-            left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
-        )
+        bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length() + right.bit_length()
         if operator in ("*", "**") and bits > _MAX_INT_BITS:
             raise TemplateLimitError("it computes too large a number")
     elif operator == "*":
@@ -183,9 +181,7 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as chat templates expect it: without HTML escapes, other scripts readable."""
-    encoder = json.JSONEncoder(
-        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     _refuse_width(indent)
     parts, length, allowance = [], 0, current_allowance.get()
     for part in encoder.iterencode(value):

@@ -136,9 +136,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of the ids; invalid UTF-8 becomes one U+FFFD per maximal subpart."""
-        text = Detokenizer(
-            self, skip_special_tokens=skip_special, strip_leading_space=self.adds_leading_space
-        )
+        text = Detokenizer(self, skip_special_tokens=skip_special, strip_leading_space=self.adds_leading_space)
         return "".join(map(text.push, ids)) + text.flush()
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -32,9 +32,7 @@ def test_a_character_in_single_bytes_appears_whole(text: str) -> None:
         ([], [""]),
     ],
 )
-def test_invalid_bytes_become_one_replacement_each_and_nothing_stalls(
-    tokens: list[bytes], expected: list[str]
-) -> None:
+def test_invalid_bytes_become_one_replacement_each_and_nothing_stalls(tokens: list[bytes], expected: list[str]) -> None:
     assert pieces_of(tokens) == expected
     assert "".join(expected) == b"".join(tokens).decode("utf-8", "replace")
 

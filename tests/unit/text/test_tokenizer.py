@@ -98,9 +98,7 @@ def test_space_prefix_is_added_and_taken_away() -> None:
 
 @pytest.mark.parametrize("tokenizer", [small_bpe(), small_spm(), small_spm(True)])
 @given(data=st.data())
-def test_incremental_text_equals_the_full_decoding_of_every_prefix(
-    tokenizer: Tokenizer, data: st.DataObject
-) -> None:
+def test_incremental_text_equals_the_full_decoding_of_every_prefix(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12))
     detokenizer = Detokenizer(tokenizer, strip_leading_space=tokenizer.adds_leading_space)
     seen = ""
@@ -233,9 +231,7 @@ def test_an_unknown_pre_tokenizer_lists_the_known_ones() -> None:
         ("small_spm", {"scores": ["a"]}, "tokenizer.ggml.scores"),
     ],
 )
-def test_malformed_metadata_is_refused_naming_the_key(
-    name: str, changes: dict[str, Any], message: str
-) -> None:
+def test_malformed_metadata_is_refused_naming_the_key(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelFileError, match=message):
         Tokenizer.from_metadata(small_metadata(name, **changes))
 
