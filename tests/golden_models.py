@@ -103,7 +103,7 @@ CASES = (
         "llama-bias-head-dim",
         "llama",
         "LlamaForCausalLM",
-        {"qkv_bias": True, "output_bias": True, "head_dim": 24, "num_kv_heads": 1, "num_layers": 3},
+        {"qkv_bias": True, "output_bias": True, "head_dim": 48, "num_kv_heads": 1, "num_layers": 3},
         hf_config={"attention_bias": True},
     ),
     GoldenCase(
@@ -162,9 +162,7 @@ _LLAMA31: dict[str, Any] = _HF_LLAMA3 | {"original_max_position_embeddings": 819
 ROPE_CASES = (
     RopeCase("default", 128, 1e6, 32768, {"rope_type": "default"}),
     RopeCase("linear", 128, 10000.0, 16384, {"rope_type": "linear", "factor": 4.0}, _LINEAR),
-    RopeCase(
-        "llama31", 128, 500000.0, 131072, _LLAMA31, freq_factors=llama3_factors(128, 500000.0, **_LLAMA31)
-    ),
+    RopeCase("llama31", 128, 500000.0, 131072, _LLAMA31, freq_factors=llama3_factors(128, 500000.0, **_LLAMA31)),
     RopeCase(
         "yarn-qwen",
         128,

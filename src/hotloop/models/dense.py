@@ -18,6 +18,8 @@ from hotloop.weights.gguf import GGUFFile
 
 Output = Literal["logits", "hidden_states"]
 
+_HEAD_DIM_STEP = 16  # lanes of a float reduction: kernels take whole vectors of a head
+
 _SCALINGS: Mapping[str, RopeScaling] = {"none": "none", "linear": "linear", "yarn": "yarn"}
 
 
@@ -43,16 +45,17 @@ def read_dense_config(
     num_heads = meta.size("attention.head_count")
     num_kv_heads = meta.size("attention.head_count_kv", num_heads)
     if num_heads % num_kv_heads:
-        raise meta.error(
-            "attention.head_count_kv", f"is {num_kv_heads}, which does not divide {num_heads} heads"
-        )
+        raise meta.error("attention.head_count_kv", f"is {num_kv_heads}, which does not divide {num_heads} heads")
     if not meta.has("attention.key_length") and hidden_size % num_heads:
         raise meta.error("embedding_length", f"is {hidden_size}, not a multiple of {num_heads} heads")
     head_dim = meta.size("attention.key_length", max(hidden_size // num_heads, 1))
-    if meta.size("attention.value_length", head_dim) != head_dim:
+    if head_dim % _HEAD_DIM_STEP:
         raise meta.error(
-            "attention.value_length", f"must equal the key length {head_dim}; others are unsupported"
+            "attention.key_length",
+            f"(or embedding_length / head_count) is {head_dim}; attention kernels need a multiple of {_HEAD_DIM_STEP}",
         )
+    if meta.size("attention.value_length", head_dim) != head_dim:
+        raise meta.error("attention.value_length", f"must equal the key length {head_dim}; others are unsupported")
     context_length = meta.size("context_length")
     embedding = meta.gguf.tensors.get("token_embd.weight")
     return ModelConfig(
@@ -67,8 +70,7 @@ def read_dense_config(
         norm_eps=meta.number("attention.layer_norm_rms_epsilon"),
         attention_scale=meta.number("attention.scale", as_float32(1 / math.sqrt(head_dim))),
         activation=activation,
-        layers=(LayerConfig(_read_rope(meta, rope_style, head_dim, context_length, rope_factors)),)
-        * num_layers,
+        layers=(LayerConfig(_read_rope(meta, rope_style, head_dim, context_length, rope_factors)),) * num_layers,
         tied_embeddings="output.weight" not in meta.gguf.tensors,
         qkv_bias=qkv_bias,
         attention_output_bias=attention_output_bias,
@@ -81,14 +83,10 @@ def as_float32(value: float) -> float:
     return float(np.float32(value))
 
 
-def _read_rope(
-    meta: ArchMetadata, style: RopeStyle, head_dim: int, context_length: int, factors: bool
-) -> RopeConfig:
+def _read_rope(meta: ArchMetadata, style: RopeStyle, head_dim: int, context_length: int, factors: bool) -> RopeConfig:
     dim = meta.size("rope.dimension_count", head_dim)
     if dim > head_dim or dim % 2:
-        raise meta.error(
-            "rope.dimension_count", f"must be even and at most the head_dim {head_dim}, but is {dim}"
-        )
+        raise meta.error("rope.dimension_count", f"must be even and at most the head_dim {head_dim}, but is {dim}")
     base = meta.number("rope.freq_base", 10000.0)
     if base <= 1:
         raise meta.error("rope.freq_base", f"must be greater than 1, but is {base}")
@@ -97,9 +95,7 @@ def _read_rope(
     factor = meta.number("rope.scaling.factor", legacy_factor)
     scaling = meta.text("rope.scaling.type", "linear" if factor != 1.0 else "none")
     if scaling not in _SCALINGS:
-        raise meta.error(
-            "rope.scaling.type", f"is {scaling!r:.40}; hotloop implements {', '.join(_SCALINGS)}"
-        )
+        raise meta.error("rope.scaling.type", f"is {scaling!r:.40}; hotloop implements {', '.join(_SCALINGS)}")
     beta_fast = meta.number("rope.scaling.yarn_beta_fast", 32.0)
     beta_slow = meta.number("rope.scaling.yarn_beta_slow", 1.0)
     return RopeConfig(
@@ -124,8 +120,7 @@ def _read_rope_factors(gguf: GGUFFile, dim: int) -> tuple[float, ...] | None:
         return None
     if tensor.format != "F32" or tensor.shape != (dim // 2,):
         raise ModelFileError(
-            f"{gguf.path}: tensor {name} must be F32 [{dim // 2}], "
-            f"but is {tensor.format} {list(tensor.shape)}"
+            f"{gguf.path}: tensor {name} must be F32 [{dim // 2}], but is {tensor.format} {list(tensor.shape)}"
         )
     factors = gguf.data(name).view("<f4")
     if not (np.isfinite(factors) & (factors > 0)).all():
@@ -181,18 +176,14 @@ def qkv_weights(weights: Weights, config: ModelConfig, layer: int) -> QKV:
     )
 
 
-def pre_norm_block(
-    ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan
-) -> Value:
+def pre_norm_block(ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan) -> Value:
     """x + attention(norm(x)), then x + down(act(gate(norm(x))) * up(norm(x))): Llama's and Qwen's block."""
     blk, hidden, inner, eps = f"blk.{layer}.", config.hidden_size, config.intermediate_size, config.norm_eps
     heads = config.num_heads * config.head_dim
 
     h = ops.norm(x, weights.vector(blk + "attn_norm.weight", hidden), eps)
     q = ops.qkv(h, qkv_weights(weights, config, layer), plan.rope, layer)
-    a = ops.attention(
-        q, plan.attention, layer, scale=config.attention_scale, softcap=config.attention_softcap
-    )
+    a = ops.attention(q, plan.attention, layer, scale=config.attention_scale, softcap=config.attention_softcap)
     output_bias = weights.vector(blk + "attn_output.bias", hidden) if config.attention_output_bias else None
     x = ops.linear(a, weights.matrix(blk + "attn_output.weight", hidden, heads), bias=output_bias, residual=x)
 

@@ -35,9 +35,7 @@ _LAYERS_27B, _HIDDEN_27B = 62, 5376
 def read_config(meta: ArchMetadata) -> ModelConfig:
     """The configuration in a file's metadata. Raises ModelFileError naming the key at fault."""
     meta.number("rope.freq_base")  # required: what a missing one means is not agreed
-    config = read_dense_config(
-        meta, rope_style="half_split", activation="gelu_tanh", rope_factors=False, qk_norm=True
-    )
+    config = read_dense_config(meta, rope_style="half_split", activation="gelu_tanh", rope_factors=False, qk_norm=True)
     local_base = meta.number("rope.local.freq_base", 10000.0)
     local_base = meta.number("rope.freq_base_swa", local_base)
     if local_base <= 1:
@@ -99,9 +97,7 @@ def _block(ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int
 
     h = ops.norm(x, weights.vector(blk + "attn_norm.weight", hidden), eps)
     q = ops.qkv(h, qkv_weights(weights, config, layer), plan.rope, layer)
-    a = ops.attention(
-        q, plan.attention, layer, scale=config.attention_scale, softcap=config.attention_softcap
-    )
+    a = ops.attention(q, plan.attention, layer, scale=config.attention_scale, softcap=config.attention_softcap)
     o = ops.linear(a, weights.matrix(blk + "attn_output.weight", hidden, heads))
     x = ops.norm(o, weights.vector(blk + "post_attention_norm.weight", hidden), eps, residual=x)
 

@@ -33,13 +33,11 @@ class Chunk:
     all_logits: bool = True
 
 
-def build_batch(chunks: Sequence[Chunk], block_size: int) -> ForwardBatch:
-    """The ForwardBatch of one step over `chunks`, one per request."""
+def build_batch(chunks: Sequence[Chunk], block_size: int | Sequence[int]) -> ForwardBatch:
+    """The ForwardBatch of one step over `chunks`, one per request. block_size: tokens, may differ per KV group."""
     lengths = [len(chunk.token_ids) for chunk in chunks]
     query_start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    positions = [
-        np.arange(c.start, c.start + n, dtype=np.int32) for c, n in zip(chunks, lengths, strict=True)
-    ]
+    positions = [np.arange(c.start, c.start + n, dtype=np.int32) for c, n in zip(chunks, lengths, strict=True)]
     rows = [
         np.arange(begin if chunk.all_logits else end - 1, end, dtype=np.int32)
         for chunk, begin, end in zip(chunks, query_start[:-1], query_start[1:], strict=True)
@@ -48,10 +46,11 @@ def build_batch(chunks: Sequence[Chunk], block_size: int) -> ForwardBatch:
     for group in range(len(chunks[0].block_tables)):
         width = max(len(chunk.block_tables[group]) for chunk in chunks)
         table = np.zeros((len(chunks), width), np.int32)
+        size = block_size if isinstance(block_size, int) else block_size[group]
         slots = []
         for row, chunk, where in zip(table, chunks, positions, strict=True):
             row[: len(chunk.block_tables[group])] = chunk.block_tables[group]
-            slots.append(row[where // block_size].astype(np.int64) * block_size + where % block_size)
+            slots.append(row[where // size].astype(np.int64) * size + where % size)
         tables.append(table)
         slot_mapping.append(np.concatenate(slots))
     return ForwardBatch(

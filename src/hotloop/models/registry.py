@@ -69,9 +69,7 @@ def load_model_spec(gguf: GGUFFile) -> Model:
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelFileError(
-            f"{gguf.path}: architecture {name!r:.60} is not supported; hotloop knows {known}"
-        )
+        raise ModelFileError(f"{gguf.path}: architecture {name!r:.60} is not supported; hotloop knows {known}")
     meta = ArchMetadata(gguf, name)
     config = architecture.read_config(meta)
     meta.check_all_used(architecture.harmless_prefixes)

@@ -81,9 +81,7 @@ class ReferenceWeights:
         if name not in self._matrices:
             tensor = self._gguf.tensors[name]
             assert tensor.shape == (rows, cols), f"{name} is {tensor.shape}, not {(rows, cols)}"
-            self._matrices[name] = ReferenceMatrix(
-                tensor.format, self._gguf.data(name), (rows, cols), keep=self._keep
-            )
+            self._matrices[name] = ReferenceMatrix(tensor.format, self._gguf.data(name), (rows, cols), keep=self._keep)
         return self._matrices[name]
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
@@ -156,9 +154,10 @@ class ReferenceOps:
 
     def plan_rope(self, rope: Rope) -> RopeTables:
         angles = self._batch.positions[:, None].astype(np.float64) * rope.inv_freq
-        factor = rope.attention_factor
+        factor = float(self._dtype(rope.attention_factor))
+        cos, sin = self._round(np.cos(angles)), self._round(np.sin(angles))
         return RopeTables(
-            self._round(np.cos(angles) * factor), self._round(np.sin(angles) * factor), rope.style
+            self._round(cos.astype(np.float64) * factor), self._round(sin.astype(np.float64) * factor), rope.style
         )
 
     def plan_attention(self, group: int) -> int:
@@ -216,9 +215,7 @@ class ReferenceOps:
             y = self._round(y.astype(np.float64) + bias)
         return y if residual is None else self._round(y.astype(np.float64) + residual)
 
-    def gate_up(
-        self, x: Floats, gate: ReferenceMatrix, up: ReferenceMatrix, activation: Activation
-    ) -> Floats:
+    def gate_up(self, x: Floats, gate: ReferenceMatrix, up: ReferenceMatrix, activation: Activation) -> Floats:
         g = self._project(x, gate).astype(np.float64)
         u = self._project(x, up).astype(np.float64)
         return self._round((_silu(g) if activation == "silu" else _gelu_tanh(g)) * u)

@@ -146,6 +146,7 @@ def test_a_key_that_changes_nothing_is_fine(key: str, value: WritableValue, tmp_
         ("llama.embedding_length", "64", "must be an integer"),
         ("llama.attention.head_count_kv", 3, "does not divide 4"),
         ("llama.attention.value_length", 8, "must equal the key length 16"),
+        ("llama.attention.key_length", 24, "is 24; attention kernels need a multiple of 16"),
         ("llama.attention.layer_norm_rms_epsilon", -1.0, "greater than 0"),
         ("llama.rope.dimension_count", 15, "must be even"),
         ("llama.rope.dimension_count", 18, "at most the head_dim 16"),

@@ -69,9 +69,7 @@ def test_bias_and_residual_are_added() -> None:
 
 def test_a_matrix_that_is_not_kept_has_the_same_values() -> None:
     values = random(40, 64)
-    kept, passing = (
-        ReferenceMatrix("Q8_0", quantize("Q8_0", values), (40, 64), keep=keep) for keep in (True, False)
-    )
+    kept, passing = (ReferenceMatrix("Q8_0", quantize("Q8_0", values), (40, 64), keep=keep) for keep in (True, False))
     rows = np.array([3, 0, 39], np.int32)
     np.testing.assert_array_equal(kept.values(rows), passing.values(rows))
     np.testing.assert_array_equal(kept.values(slice(5, 9)), passing.values(slice(5, 9)))
@@ -161,9 +159,7 @@ def naive_attention(
 @pytest.mark.parametrize("window", [None, 1, 7, 256, 300])
 @pytest.mark.parametrize("block_size", [1, 16])
 @pytest.mark.parametrize("first", [0, 255, 256, 590])
-def test_attention_in_spans_is_softmax(
-    first: int, block_size: int, window: int | None, softcap: float
-) -> None:
+def test_attention_in_spans_is_softmax(first: int, block_size: int, window: int | None, softcap: float) -> None:
     length = first + 30
     group = KVGroup((0,), num_kv_heads=2, head_dim=8, window=window)
     num_blocks = -(-length // block_size)

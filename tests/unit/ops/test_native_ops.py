@@ -1,0 +1,195 @@
+"""The native op set against the reference op set, and against transformers, on tiny models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from golden_models import CASES, COLUMN_STEP, GOLDEN_DIR, GoldenCase
+from hotloop import _native
+from hotloop.config import EngineConfig
+from hotloop.engine.model_runner import ModelRunner
+from hotloop.kv_cache.manager import KVCacheManager
+from hotloop.models.config import kv_groups
+from hotloop.models.reference import Chunk, build_batch, reference_logits
+from hotloop.models.registry import load_model_spec
+from hotloop.ops.reference import Activations, ReferenceKV, ReferenceOps, ReferenceWeights
+from hotloop.weights.gguf import GGUFFile
+from tiny_models import ARCHITECTURES, every_format, random_tokens, write_tiny_model
+
+EPS = 2.0**-24
+
+
+def runner_of(path: Path, **config: Any) -> ModelRunner:
+    with GGUFFile.open(path) as gguf:
+        return ModelRunner(gguf, EngineConfig(**{"threads": 2, "kv_cache_memory_bytes": 1 << 24, **config}))
+
+
+def native_logits(
+    runner: ModelRunner, prompts: Sequence[Sequence[int]], lengths: Sequence[int] | None = None
+) -> list[np.ndarray]:
+    """Logits of every token of some prompts, side by side in one batch; lengths: tokens of each per step."""
+    layout = runner.storage.layout
+    manager = KVCacheManager(layout, runner.storage.num_blocks)
+    sizes = [layout.tokens_per_block(group) for group in range(len(layout.groups))]
+    steps: list[np.ndarray] = []
+    start = 0
+    for length in lengths or [max(len(prompt) for prompt in prompts)]:
+        chunks = []
+        for request, prompt in enumerate(prompts):
+            assert manager.allocate(str(request), start + length)
+            tables = manager.block_tables(str(request))
+            chunks.append(Chunk(prompt[start : start + length], start, tables))
+        logits = runner.forward(build_batch(chunks, sizes))
+        steps.append(logits.reshape(len(prompts), length, -1).copy())
+        start += length
+    return list(np.concatenate(steps, axis=1))
+
+
+def reference_batch(path: Path, prompts: Sequence[Sequence[int]], activations: Activations) -> np.ndarray:
+    """Reference logits of prompts of equal length, in one batch: [prompts, tokens, vocab_size]."""
+    gguf = GGUFFile.open(path)
+    spec = load_model_spec(gguf)
+    groups = kv_groups(spec.config)
+    kv = ReferenceKV(groups, num_blocks=len(prompts), block_size=len(prompts[0]))
+    chunks = [Chunk(prompt, 0, [[i]] * len(groups)) for i, prompt in enumerate(prompts)]
+    ops = ReferenceOps(build_batch(chunks, kv.block_size), kv, activations=activations)
+    logits = spec.forward(ops, ReferenceWeights(gguf), spec.config)
+    return logits.reshape(len(prompts), len(prompts[0]), -1)
+
+
+def float_limit(path: Path, expected: np.ndarray) -> float:
+    """How far float32 accumulation may lead, with f32 activations and KV.
+
+    A dot product of n terms rounds n times, each at random: sqrt(n) EPS of its size. Each layer adds its errors
+    to the residual stream, whose scale is that of the logits; twice that bounds the largest of all logits.
+    """
+    with GGUFFile.open(path) as gguf:
+        longest = max(tensor.shape[-1] for tensor in gguf.tensors.values())
+        architecture = gguf.get_str("general.architecture")
+        num_layers = gguf.get_int(f"{architecture}.block_count")
+    return 2 * math.sqrt(longest) * EPS * num_layers * float(np.abs(expected).max())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_logits_are_those_of_transformers(case: GoldenCase, tmp_path: Path) -> None:
+    """Every rope scaling, bias, window and head shape."""
+    path = case.write(tmp_path / "m.gguf")
+    golden = np.load(GOLDEN_DIR / f"{case.name}.npz")["logits"]
+    runner = runner_of(path, activations="f32", kv_dtype="f32", block_size=8)
+    (logits,) = native_logits(runner, [case.token_ids], [30, *[1] * 18])
+    # Twice the limit: transformers rounds to float32 here and there as well.
+    assert np.abs(logits[:, ::COLUMN_STEP] - golden).max() <= 2 * float_limit(path, golden)
+
+
+@pytest.mark.parametrize(("id", "formats"), every_format())
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_float_activations(architecture: str, id: str, formats: Any, tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "m.gguf", architecture, formats=formats)
+    tokens = random_tokens(21, 60)
+    expected = reference_logits(path, tokens, activations="f32")
+    (logits,) = native_logits(runner_of(path, activations="f32", kv_dtype="f32"), [tokens])
+    assert np.abs(logits - expected).max() <= float_limit(path, expected)
+
+
+@pytest.mark.parametrize(("id", "formats"), [case for case in every_format() if case[0] not in ("F32", "F16", "BF16")])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_int8_activations(architecture: str, id: str, formats: Any, tmp_path: Path) -> None:
+    """An activation on the edge between two codes may fall either way, which moves it by a whole step.
+
+    That happens to one in some 20,000 values, so most prompts of two tokens have none, and theirs must agree
+    as with f32 activations. The others stay within what int8 activations cost altogether.
+    """
+    path = write_tiny_model(tmp_path / "m.gguf", architecture, formats=formats)
+    tokens = random_tokens(22, 64)
+    prompts = [tokens[i : i + 2] for i in range(0, 64, 2)]
+    runner = runner_of(path, kv_dtype="f32")
+    logits = native_logits(runner, prompts)
+    expected = reference_batch(path, prompts, "int8")
+    cost = np.abs(expected - reference_batch(path, prompts, "f32")).max()
+    off = np.abs(np.stack(logits) - expected).max(axis=(1, 2))
+    assert np.quantile(off, 0.25) <= float_limit(path, expected)
+    assert off.max() <= cost
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_f16_kv(architecture: str, tmp_path: Path) -> None:
+    """Keys and values on the edge between two halves may fall either way: less than what f16 costs altogether."""
+    path = write_tiny_model(tmp_path / "m.gguf", architecture)
+    tokens = random_tokens(23, 50)
+    expected = reference_logits(path, tokens, activations="f32", kv_dtype=np.float16)
+    exact = reference_logits(path, tokens, activations="f32")
+    (logits,) = native_logits(runner_of(path, activations="f32", kv_dtype="f16"), [tokens])
+    cost = np.abs(expected - exact)
+    assert np.abs(logits - expected).max() <= cost.max() / 2
+    assert np.median(np.abs(logits - expected)) <= np.median(cost) / 5
+
+
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_more_than_one_span(architecture: str, window: int | None, tmp_path: Path) -> None:
+    """Prompts past 256 and 512 positions, with windows that begin inside a span, whole and token by token."""
+    path = write_tiny_model(tmp_path / "m.gguf", architecture, window=window, context_length=1024)
+    tokens = random_tokens(24, 560)
+    expected = reference_logits(path, tokens, activations="f32")
+    runner = runner_of(path, activations="f32", kv_dtype="f32")
+    lengths = [60] * 8 + [40] + [1] * 40
+    (logits,) = native_logits(runner, [tokens], lengths)
+    assert np.abs(logits - expected).max() <= float_limit(path, expected)
+
+
+@pytest.mark.parametrize("dim", [2, 6, 16, 30])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_heads_that_rotate_in_part(architecture: str, dim: int, tmp_path: Path) -> None:
+    path = write_tiny_model(
+        tmp_path / "m.gguf", architecture, head_dim=32, metadata={f"{architecture}.rope.dimension_count": dim}
+    )
+    tokens = random_tokens(26, 40)
+    expected = reference_logits(path, tokens, activations="f32")
+    (logits,) = native_logits(runner_of(path, activations="f32", kv_dtype="f32"), [tokens])
+    assert np.abs(logits - expected).max() <= float_limit(path, expected)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "num_kv_heads": 1},
+        {"hidden_size": 160, "intermediate_size": 224, "head_dim": 80, "num_heads": 2, "num_kv_heads": 2},
+        {"vocab_size": 281, "num_heads": 14, "num_kv_heads": 7, "head_dim": 32, "num_layers": 1},
+        {"num_heads": 12, "num_kv_heads": 1, "head_dim": 256, "hidden_size": 96},
+    ],
+)
+def test_odd_sizes(sizes: dict[str, int], tmp_path: Path) -> None:
+    """Rows that are no multiple of 8, heads of no power of two, as many query heads per KV head as there are."""
+    path = write_tiny_model(tmp_path / "m.gguf", formats="Q8_0", **sizes)
+    tokens = random_tokens(27, 30, sizes.get("vocab_size", 300))
+    expected = reference_logits(path, tokens, activations="f32")
+    (logits,) = native_logits(runner_of(path, activations="f32", kv_dtype="f32"), [tokens])
+    assert np.abs(logits - expected).max() <= float_limit(path, expected)
+
+
+def test_softcaps(tmp_path: Path) -> None:
+    caps = {"gemma3.attn_logit_softcapping": 2.0, "gemma3.final_logit_softcapping": 5.0}
+    path = write_tiny_model(tmp_path / "m.gguf", "gemma3", metadata=caps)
+    tokens = random_tokens(25, 40)
+    expected = reference_logits(path, tokens, activations="f32")
+    assert 4 < np.abs(expected).max() < 5
+    (logits,) = native_logits(runner_of(path, activations="f32", kv_dtype="f32"), [tokens])
+    assert np.abs(logits - expected).max() <= float_limit(path, expected)
+
+
+@pytest.mark.parametrize("isa", _native.usable_isas())
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_batch_of_requests_gives_the_bits_of_each_alone(architecture: str, isa: str, tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "m.gguf", architecture, formats="Q4_0")
+    prompts = [random_tokens(seed, 20) for seed in (31, 32, 33)]
+    runner = runner_of(path, isa=isa)
+    together = native_logits(runner, prompts, [17, 1, 2])
+    for prompt, logits in zip(prompts, together, strict=True):
+        (alone,) = native_logits(runner_of(path, isa=isa), [prompt])
+        np.testing.assert_array_equal(logits.view(np.uint32), alone.view(np.uint32))
