@@ -12,13 +12,13 @@ import pytest
 
 from golden_models import CASES, COLUMN_STEP, GOLDEN_DIR, GoldenCase
 from hotloop import _native
-from hotloop.config import EngineConfig
+from hotloop.config import ActivationDtype, EngineConfig
 from hotloop.engine.model_runner import ModelRunner
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.models.config import kv_groups
 from hotloop.models.reference import Chunk, build_batch, reference_logits
 from hotloop.models.registry import load_model_spec
-from hotloop.ops.reference import Activations, ReferenceKV, ReferenceOps, ReferenceWeights
+from hotloop.ops.reference import ReferenceKV, ReferenceOps, ReferenceWeights
 from hotloop.weights.gguf import GGUFFile
 from tiny_models import ARCHITECTURES, every_format, random_tokens, write_tiny_model
 
@@ -51,7 +51,7 @@ def native_logits(
     return list(np.concatenate(steps, axis=1))
 
 
-def reference_batch(path: Path, prompts: Sequence[Sequence[int]], activations: Activations) -> np.ndarray:
+def reference_batch(path: Path, prompts: Sequence[Sequence[int]], activations: ActivationDtype) -> np.ndarray:
     """Reference logits of prompts of equal length, in one batch: [prompts, tokens, vocab_size]."""
     gguf = GGUFFile.open(path)
     spec = load_model_spec(gguf)
