@@ -26,10 +26,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from nasty_corpus import nasty_corpus  # noqa: E402
-
 from hotloop.text.tokenizer import Tokenizer  # noqa: E402
 from hotloop.weights.gguf import GGUFFile  # noqa: E402
+from nasty_corpus import nasty_corpus  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden"
 NUM_SAMPLES = 200  # strings whose ids are written out, so that a failure can be read

@@ -38,6 +38,8 @@ class ChatTemplate:
         Raises InvalidRequestError for malformed messages, with the template's own message where it refuses
         them, and for a template that is faulty or uses more than its allowance.
         """
+        from jinja2 import UndefinedError  # imported late, to keep completion without templates lean
+
         plain = plain_messages(messages)
         variables = {
             **self._special_tokens,
@@ -51,8 +53,8 @@ class ChatTemplate:
             return self._render(variables)
         except InvalidRequestError as error:
             without_null = [m | {"content": ""} if m.get("content", "") is None else m for m in plain]
-            # Some templates append the content without looking; to them a null is an empty text.
-            if without_null == plain or not isinstance(error.__cause__, TypeError):
+            # Some templates take the content for a text without looking; to them a null is an empty one.
+            if without_null == plain or not isinstance(error.__cause__, TypeError | UndefinedError):
                 raise
             return self._render(variables | {"messages": without_null})
 

@@ -1,9 +1,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stub_tokenizer import StubTokenizer
 
 from hotloop.text.detokenizer import Detokenizer
+from stub_tokenizer import StubTokenizer
 
 
 def pieces_of(tokens: list[bytes], **options: bool) -> list[str]:

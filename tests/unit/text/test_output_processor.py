@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from stub_tokenizer import StubTokenizer
 
 from hotloop.text.output_processor import OutputProcessor, TextDelta
+from stub_tokenizer import StubTokenizer
 
 
 def deltas_of(

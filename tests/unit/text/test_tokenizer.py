@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nasty_corpus import nasty_corpus
 
 from hotloop.errors import InvalidRequestError, ModelFileError
 from hotloop.text.detokenizer import Detokenizer
 from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.gguf import GGUFFile
+from nasty_corpus import nasty_corpus
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BYTE_LEVEL = ("gpt-2", "smollm", "llama-bpe", "qwen2")
