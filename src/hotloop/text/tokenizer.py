@@ -13,7 +13,7 @@ from hotloop.text import byte_level, sentencepiece
 from hotloop.text.detokenizer import Detokenizer
 from hotloop.text.vocabulary import TokenType, Vocabulary, read_vocabulary
 
-# NFC may compose several code points into one; no composition takes more than two characters per UTF-8 byte.
+# Normalization to NFC may compose several characters into one, but never more than two for each byte of UTF-8.
 _MAX_DECOMPOSED_CHARS_PER_BYTE = 2
 _SPECIAL_TYPES = frozenset((TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED))
 
@@ -93,11 +93,15 @@ class Tokenizer:
     @cached_property
     def max_token_chars(self) -> int:
         """No token stands for more characters of input than this."""
-        longest = max(len(self.token_bytes(i)) for i in range(self.vocab_size))
-        return longest * (1 if self._literal.normalizer is None else _MAX_DECOMPOSED_CHARS_PER_BYTE)
+        # The text of a byte-level token has one character for each byte, so it is no shorter than what it stands for.
+        longest = max(map(len, self._vocabulary.tokens))
+        return longest * (1 if self._is_sentencepiece else _MAX_DECOMPOSED_CHARS_PER_BYTE)
 
     def min_num_tokens(self, text: str) -> int:
-        """A lower bound of the number of tokens of `text`, without encoding it."""
+        """A lower bound of the number of tokens of `text`, found without encoding it.
+
+        Characters that the vocabulary cannot express have no token, but count here all the same.
+        """
         return -(-len(text) // self.max_token_chars)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
