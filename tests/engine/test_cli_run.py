@@ -1,0 +1,175 @@
+"""`hotloop run`, `chat`, `inspect` and `machine` as processes on a tiny model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_models import write_tiny_model
+
+import hotloop
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", "llama", formats="Q8_0")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    source = str(Path(hotloop.__file__).parents[1])
+    return {**os.environ, "HOTLOOP_HOME": str(tmp_path_factory.mktemp("home")), "PYTHONPATH": source}
+
+
+def command(*args: str | Path) -> list[str]:
+    return [sys.executable, "-m", "hotloop.cli.main", *map(str, args)]
+
+
+def run(environment: dict[str, str], *args: str | Path, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*args), input=text, capture_output=True, text=True, env=environment, timeout=120)
+
+
+def test_json_has_the_documented_fields(environment: dict[str, str], model: Path) -> None:
+    result = run(environment, "run", model, "hello", "--json", "--max-tokens", "5", "--seed", "3")
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer.keys() == {"model", "prompt_token_ids", "choices", "seed", "usage", "timings"}
+    (choice,) = answer["choices"]
+    assert choice.keys() == {"index", "text", "token_ids", "finish_reason"}
+    assert answer["seed"] == 3
+    assert answer["usage"] == {
+        "prompt_tokens": len(answer["prompt_token_ids"]),
+        "completion_tokens": len(choice["token_ids"]),
+    }
+    assert answer["timings"].keys() == {
+        "ttft_s", "decode_s", "decode_tokens_per_s", "weight_bytes_per_step", "kv_bytes_per_step",
+        "read_bandwidth_ceiling_bytes_per_s", "mbu",
+    }  # fmt: skip
+
+
+def test_the_same_seed_gives_the_same_text_streamed_or_not(environment: dict[str, str], model: Path) -> None:
+    options = ["--max-tokens", "20", "--seed", "5", "--temperature", "1.3"]
+    streamed = run(environment, "run", model, "hello", *options)
+    whole = json.loads(run(environment, "run", model, "hello", *options, "--json").stdout)
+    assert streamed.stdout == whole["choices"][0]["text"] + "\n"
+    from_stdin = run(environment, "run", model, "-", *options, text="hello")
+    assert from_stdin.stdout == streamed.stdout
+
+
+def test_raw_skips_the_chat_template(environment: dict[str, str], model: Path) -> None:
+    raw = json.loads(run(environment, "run", model, "hello", "--raw", "--json", "--max-tokens", "1").stdout)
+    chat = json.loads(run(environment, "run", model, "hello", "--json", "--max-tokens", "1").stdout)
+    assert len(chat["prompt_token_ids"]) > len(raw["prompt_token_ids"])
+
+
+def test_stats_and_suggestion_are_on_stderr(environment: dict[str, str], model: Path) -> None:
+    result = run(environment, "run", model, "hello", "--max-tokens", "5", "--temperature", "0", "--stats", "--suggest")
+    assert result.returncode == 0
+    stats, suggestion = result.stderr.strip().splitlines()[-2:]
+    for part in ("prompt tokens", "output tokens", "TTFT", "tokens/s", "GB/s", "%"):
+        assert part in stats
+    assert "tokens/s" in suggestion
+    assert "GB/s" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--temperature", "-1"], "temperature is -1"),
+        (["--top-p", "0"], "top_p is 0"),
+        (["--max-tokens", "0"], "max_tokens is 0"),
+        (["--kv-dtype", "f8"], "kv_dtype is 'f8'"),
+        (["--isa", "sse2"], "'sse2' is not usable"),
+        (["--stop", ""], "non-empty"),
+        (["--max-model-len", "3"], "context length is 3"),
+    ],
+)
+def test_bad_options_are_one_clean_line(environment: dict[str, str], model: Path, args: list[str], message: str) -> None:
+    result = run(environment, "run", model, "hello there", *args)
+    assert result.returncode in (1, 2)
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_broken_model_file_is_one_clean_line(environment: dict[str, str], model: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(model.read_bytes()[:-1000])
+    for name in (cut, tmp_path / "none.gguf"):
+        result = run(environment, "run", name, "hello")
+        assert result.returncode == 1
+        assert name.name in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_chat_keeps_the_conversation(environment: dict[str, str], model: Path) -> None:
+    options = ["--temperature", "0", "--max-tokens", "4"]
+    result = run(environment, "chat", model, *options, text="hello\n\nagain\n/reset\nhello\n/exit\n")
+    assert result.returncode == 0, result.stderr
+    assert run(environment, "chat", model, *options, text="hello\n").stdout in result.stdout
+    # without a prompt `run` opens the same chat
+    assert run(environment, "run", model, *options, text="hello\n").stdout == run(
+        environment, "chat", model, *options, text="hello\n"
+    ).stdout  # fmt: skip
+
+
+def test_ctrl_c_stops_the_answer_not_the_chat(environment: dict[str, str], model: Path) -> None:
+    process = subprocess.Popen(
+        command("chat", model, "--temperature", "0", "--max-tokens", "100000"),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"hello\n")
+    process.stdin.flush()
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    process.stdin.write(b"/exit\n")
+    process.stdin.flush()
+    assert process.wait(timeout=60) == 0
+    assert b"Traceback" not in process.stderr.read()  # type: ignore[union-attr]
+
+
+def test_ctrl_c_ends_run_with_130(environment: dict[str, str], model: Path) -> None:
+    process = subprocess.Popen(
+        command("run", model, "hello", "--max-model-len", "120", "--max-tokens", "100000", "--temperature", "1"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**environment, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    time.sleep(0.3)  # anywhere in its life: importing, loading or answering
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode in (0, 130, -signal.SIGINT)  # 0: it had finished
+    if process.returncode == 130:
+        assert b"Traceback" not in stderr
+
+
+def test_inspect_tells_what_a_model_needs(environment: dict[str, str], model: Path) -> None:
+    facts = json.loads(run(environment, "inspect", model, "--json").stdout)
+    assert facts["runs"] is True
+    assert facts["architecture"] == "llama"
+    assert facts["chat_template"] is True
+    assert facts["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
+    assert facts["context_tokens"] == 128
+    assert sum(facts["tensor_bytes_by_format"].values()) < facts["file_bytes"]
+    text = run(environment, "inspect", model).stdout
+    for word in ("architecture", "parameters", "Q8_0", "KV cache", "decode ceiling", "memory"):
+        assert word in text
+
+
+def test_inspect_says_why_a_model_does_not_run(environment: dict[str, str], tmp_path: Path) -> None:
+    odd = write_tiny_model(tmp_path / "odd.gguf", "llama", metadata={"llama.rope.scaling.type": "spiral"})
+    facts = json.loads(run(environment, "inspect", odd, "--json").stdout)
+    assert facts["runs"] is False
+    assert "spiral" in facts["reason"]
+
+
+def test_machine_reports_the_ceiling(environment: dict[str, str]) -> None:
+    facts = json.loads(run(environment, "machine", "--json", "--seconds", "0.2").stdout)
+    assert 1e8 < facts["read_bandwidth_bytes_per_s"] < 1e13
+    assert facts["min_bytes_per_s"] <= facts["read_bandwidth_bytes_per_s"] <= facts["max_bytes_per_s"]
+    assert "scalar" in facts["isas"]
+    assert "GB/s" in run(environment, "machine", "--seconds", "0.2").stdout
