@@ -157,7 +157,7 @@ class LLM:
             )
         if self._template is None:
             self._template = ChatTemplate(source, bos_token=self._token_text("bos"), eos_token=self._token_text("eos"))
-        return encode_chat(self.tokenizer, self._template, messages)
+        return encode_chat(self.tokenizer, self._template, messages, max_tokens=self.max_model_len)
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
