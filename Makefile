@@ -10,8 +10,13 @@ export PROMPT
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-INSTALL := $(PIP) install --constraint constraints.txt --build-constraint constraints.txt
+WHEEL := $(VENV)/wheel
+FRESH := $(VENV)-fresh
+PIP_FLAGS := --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip $(PIP_FLAGS)
+INSTALL := $(PIP) install --constraint constraints.txt
+BUILD_REQUIRES = $(BIN)/python -c 'import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
 	$(shell find src csrc -type f ! -name '*.pyc' ! -name '*.md' 2>/dev/null)
 
@@ -19,7 +24,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
 
 demo: $(STAMPS)/installed
 	@$(BIN)/hotloop pull smollm2-135m >/dev/null
-	@$(BIN)/hotloop run smollm2-135m "$$PROMPT"
+	@$(BIN)/hotloop run smollm2-135m "$$PROMPT" --stats --suggest
 
 test: $(STAMPS)/installed $(STAMPS)/test-tools
 	@$(BIN)/hotloop pull smollm2-135m >/dev/null || \
@@ -32,13 +37,12 @@ lint: $(STAMPS)/lint-tools
 types: $(STAMPS)/installed $(STAMPS)/lint-tools
 	$(BIN)/python -m mypy
 
-wheel-test: $(STAMPS)/venv
-	rm -rf dist $(VENV)-wheel
-	$(PIP) wheel --no-deps --build-constraint constraints.txt --wheel-dir dist .
-	$(PYTHON) -m venv $(VENV)-wheel
-	$(BIN)/python -m pip --python $(VENV)-wheel/bin/python --disable-pip-version-check --quiet \
-		install --constraint constraints.txt dist/*.whl
-	tools/smoke_test.sh $(VENV)-wheel/bin
+# The wheel in an environment that has nothing else.
+wheel-test: $(STAMPS)/wheel
+	rm -rf $(FRESH)
+	$(PYTHON) -m venv $(FRESH)
+	$(FRESH)/bin/python -m pip $(PIP_FLAGS) install --constraint constraints.txt $(WHEEL)/*.whl
+	tools/smoke_test.sh $(FRESH)/bin
 
 check:
 	@PYTHON="$(PYTHON)" sh tools/check_setup.sh
@@ -47,17 +51,29 @@ constraints:
 	PYTHON="$(PYTHON)" tools/update_constraints.sh
 
 clean:
-	rm -rf $(VENV) $(VENV)-wheel build dist
+	rm -rf $(VENV) $(FRESH)
 
 $(STAMPS)/venv: constraints.txt
 	@PYTHON="$(PYTHON)" sh tools/check_setup.sh
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --upgrade --constraint constraints.txt pip
+	$(INSTALL) --upgrade pip
 	@mkdir -p $(STAMPS) && touch $@
 
-# cmake and ninja need not be there: the build backend fetches them where they are missing.
-$(STAMPS)/installed: $(STAMPS)/venv $(SOURCES)
-	$(INSTALL) .
+# What `pip install .` would fetch into an environment that lasts for one build (cmake and ninja where they are
+# missing). Here it stays, so that a changed file recompiles that file only.
+$(STAMPS)/build-tools: $(STAMPS)/venv pyproject.toml
+	$(INSTALL) cmake ninja $$($(BUILD_REQUIRES))
+	@touch $@
+
+$(STAMPS)/wheel: $(STAMPS)/build-tools $(SOURCES)
+	rm -rf $(WHEEL)
+	$(PIP) wheel --no-deps --no-build-isolation --config-settings=build-dir=$(VENV)/build \
+		--wheel-dir $(WHEEL) .
+	@touch $@
+
+$(STAMPS)/installed: $(STAMPS)/wheel
+	$(INSTALL) $(WHEEL)/*.whl
+	$(INSTALL) --no-deps --force-reinstall $(WHEEL)/*.whl
 	@touch $@
 
 $(STAMPS)/test-tools: $(STAMPS)/venv pyproject.toml
