@@ -1,0 +1,81 @@
+"""hotloop as the comparisons see it: logits of every position, and greedy continuations, from token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from gguf_model import F32
+
+from hotloop.config import EngineConfig
+from hotloop.engine.core import EngineCore
+from hotloop.engine.model_runner import MAX_LOGITS_ROWS, ModelRunner
+from hotloop.kv_cache.manager import KVCacheManager
+from hotloop.ops.batch import ForwardBatch
+from hotloop.request import Request, RequestId
+from hotloop.sampling_params import SamplingParams
+from hotloop.weights.gguf import GGUFFile
+
+Activations = Literal["int8", "f32"]
+KvDtype = Literal["f16", "f32"]
+
+MAX_MODEL_LEN = 2_048
+REQUEST = RequestId("oracle")
+
+
+@lru_cache(maxsize=1)
+def _runner(model: Path, activations: Activations, kv_dtype: KvDtype) -> ModelRunner:
+    config = EngineConfig(max_model_len=MAX_MODEL_LEN, activations=activations, kv_dtype=kv_dtype)
+    return ModelRunner(GGUFFile.open(model), config)
+
+
+def _batch(token_ids: Sequence[int], begin: int, manager: KVCacheManager) -> ForwardBatch:
+    """Tokens of one request from position `begin` on, every row with logits."""
+    end = begin + len(token_ids)
+    positions = np.arange(begin, end, dtype=np.int32)
+    tables = [np.array(table, np.int32) for table in manager.block_tables(REQUEST)]
+    slots = []
+    for group, table in enumerate(tables):
+        size = manager.layout.tokens_per_block(group)
+        slots.append(table[positions // size].astype(np.int64) * size + positions % size)
+    return ForwardBatch(
+        token_ids=np.array(token_ids, np.int32),
+        positions=positions,
+        query_start=np.array([0, len(token_ids)], np.int32),
+        seq_lens=np.array([end], np.int32),
+        logits_rows=np.arange(len(token_ids), dtype=np.int32),
+        block_tables=tuple(table[None, :] for table in tables),
+        slot_mapping=tuple(slots),
+    )
+
+
+def hotloop_logits(
+    model: Path, token_ids: Sequence[int], *, activations: Activations, kv_dtype: KvDtype
+) -> F32:
+    """Logits of every position of one sequence, float32 [T, vocab_size], in chunks as a prefill has them."""
+    runner = _runner(model, activations, kv_dtype)
+    manager = KVCacheManager(runner.storage.layout, runner.storage.num_blocks)
+    allocated = manager.allocate(REQUEST, len(token_ids))
+    assert allocated, "the pool has room for MAX_MODEL_LEN tokens"
+    out = np.empty((len(token_ids), runner.model.config.vocab_size), np.float32)
+    for begin in range(0, len(token_ids), MAX_LOGITS_ROWS):
+        chunk = token_ids[begin : begin + MAX_LOGITS_ROWS]
+        out[begin : begin + len(chunk)] = runner.forward(_batch(chunk, begin, manager))
+    return out
+
+
+def hotloop_greedy(model: Path, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
+    """The greedy continuation by the engine, int8 activations and f16 KV, past any end-of-text token."""
+    core = EngineCore(_runner(model, "int8", "f16"))
+    params = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, max_tokens=num_tokens)
+    core.add(Request(REQUEST, list(prompt_ids), params, 0, num_tokens, frozenset()))
+    out: list[int] = []
+    while core.has_work:
+        for delta in core.step():
+            if delta.error:
+                raise RuntimeError(delta.error)
+            out.extend(delta.token_ids)
+    return out
