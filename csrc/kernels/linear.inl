@@ -10,6 +10,7 @@
 // With f32 activations (test mode) quantized weights are dequantized and take the last form.
 #include "formats/layouts.h"
 #include "kernels/linear_dequantize.inl"
+#include "kernels/linear_generic.inl"
 #if defined(__AVX2__)
 #include "kernels/linear_avx2.inl"
 #else
@@ -20,10 +21,17 @@ namespace hotloop::HOTLOOP_TARGET {
 namespace {
 namespace lin {
 
+// lin::Q4_0 and so on below: a format that the target's file does not declare is the generic one.
+using namespace generic;
+
 template <class Format>
 void linear_quantized(const Matrix& w, const Activations& x, const Range& range) {
-  if (x.quantized.q != nullptr) return linear_int8<Format>(w, x, range);
-  linear_dequantized<Format>(w, x, range);
+  if (x.quantized.q == nullptr) return linear_dequantized<Format>(w, x, range);
+  if constexpr (__is_base_of(generic::Format, Format)) {
+    generic::linear_int8<Format>(w, x, range);
+  } else {
+    lin::linear_int8<Format>(w, x, range);
+  }
 }
 
 }  // namespace lin

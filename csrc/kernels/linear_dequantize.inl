@@ -1,6 +1,6 @@
 // What the linear kernels of every instruction set share: the range a call covers, f16 and bf16 bits to f32, the scale
-// of an activation group, and each format's value at (row, k): the definition of the layouts in code, used for
-// embedding rows and for the f32-activation test mode.
+// of an activation group, and each format's code and scale at (row, k): the definition of the layouts in code, used
+// by the generic kernels, for embedding rows and for the f32-activation test mode.
 namespace hotloop::HOTLOOP_TARGET {
 namespace {
 namespace lin {
@@ -52,121 +52,125 @@ inline ActivationScale activation_scale(uint32_t max_magnitude_bits) {
   return {amax / 127.0f, 127.0f / amax};
 }
 
-// Per format: the Scale of row r in one half (16 k) of group g, and the value at k = 0..31 of the group.
+// Per format: `code` of row r at k = 0..31 of group g, the `scale` of row r in one half (16 k) of the group, and what
+// they stand for. Codes are signed: the offset of Q4_0, Q5_0 and Q6_K is already taken off.
 namespace values {
+
+struct Unscaled {};
+struct ScaleMin { float d, m; };
+
+inline float value_of(Unscaled, float stored) { return stored; }
+inline float value_of(float d, int code) { return d * static_cast<float>(code); }
+inline float value_of(ScaleMin s, int code) { return s.d * static_cast<float>(code) + s.m; }
 
 inline int nibble(const uint8_t* nibbles, int r, int k) {
   const int byte = nibbles[32 * (k / 4 % 4) + 4 * r + k % 4];
   return k < 16 ? byte & 15 : byte >> 4;
 }
 
+inline int high_bit(const uint8_t* high, int r, int k) { return high[4 * r + k % 4] >> (k / 4) & 1; }
+
+template <class T>
+const T& group_at(const uint8_t* block, int64_t g) {
+  return reinterpret_cast<const T*>(block)[g];
+}
+
 struct F32 {
-  struct Scale {};
-  static Scale scale(const uint8_t*, int64_t, int, int) { return {}; }
-  static float value(const uint8_t* block, int64_t g, int r, int k, Scale) {
+  static Unscaled scale(const uint8_t*, int64_t, int, int) { return {}; }
+  static float code(const uint8_t* block, int64_t g, int r, int k) {
     return reinterpret_cast<const float*>(block)[(g * kGroupSize + k) * kRowBlock + r];
   }
 };
 
 struct F16 {
-  struct Scale {};
-  static Scale scale(const uint8_t*, int64_t, int, int) { return {}; }
-  static float value(const uint8_t* block, int64_t g, int r, int k, Scale) {
+  static Unscaled scale(const uint8_t*, int64_t, int, int) { return {}; }
+  static float code(const uint8_t* block, int64_t g, int r, int k) {
     return half_to_float(reinterpret_cast<const uint16_t*>(block)[(g * kGroupSize + k) * kRowBlock + r]);
   }
 };
 
 struct BF16 {
-  struct Scale {};
-  static Scale scale(const uint8_t*, int64_t, int, int) { return {}; }
-  static float value(const uint8_t* block, int64_t g, int r, int k, Scale) {
+  static Unscaled scale(const uint8_t*, int64_t, int, int) { return {}; }
+  static float code(const uint8_t* block, int64_t g, int r, int k) {
     return bfloat_to_float(reinterpret_cast<const uint16_t*>(block)[(g * kGroupSize + k) * kRowBlock + r]);
   }
 };
 
 struct Q4_0 {
-  using Scale = float;
   static const layout::Q4_0Group& group(const uint8_t* block, int64_t g) {
-    return reinterpret_cast<const layout::Q4_0Group*>(block)[g];
+    return group_at<layout::Q4_0Group>(block, g);
   }
-  static Scale scale(const uint8_t* block, int64_t g, int, int r) { return half_to_float(group(block, g).d[r]); }
-  static float value(const uint8_t* block, int64_t g, int r, int k, Scale d) {
-    return d * static_cast<float>(nibble(group(block, g).nibbles, r, k) - 8);
-  }
+  static float scale(const uint8_t* block, int64_t g, int, int r) { return half_to_float(group(block, g).d[r]); }
+  static int code(const uint8_t* block, int64_t g, int r, int k) { return nibble(group(block, g).nibbles, r, k) - 8; }
 };
 
 struct Q4_1 {
-  struct Scale { float d, m; };
   static const layout::Q4_1Group& group(const uint8_t* block, int64_t g) {
-    return reinterpret_cast<const layout::Q4_1Group*>(block)[g];
+    return group_at<layout::Q4_1Group>(block, g);
   }
-  static Scale scale(const uint8_t* block, int64_t g, int, int r) {
+  static ScaleMin scale(const uint8_t* block, int64_t g, int, int r) {
     return {half_to_float(group(block, g).d[r]), half_to_float(group(block, g).m[r])};
   }
-  static float value(const uint8_t* block, int64_t g, int r, int k, Scale s) {
-    return s.d * static_cast<float>(nibble(group(block, g).nibbles, r, k)) + s.m;
-  }
+  static int code(const uint8_t* block, int64_t g, int r, int k) { return nibble(group(block, g).nibbles, r, k); }
 };
 
 struct Q5_0 {
-  using Scale = float;
   static const layout::Q5_0Group& group(const uint8_t* block, int64_t g) {
-    return reinterpret_cast<const layout::Q5_0Group*>(block)[g];
+    return group_at<layout::Q5_0Group>(block, g);
   }
-  static Scale scale(const uint8_t* block, int64_t g, int, int r) { return half_to_float(group(block, g).d[r]); }
-  static float value(const uint8_t* block, int64_t g, int r, int k, Scale d) {
+  static float scale(const uint8_t* block, int64_t g, int, int r) { return half_to_float(group(block, g).d[r]); }
+  static int code(const uint8_t* block, int64_t g, int r, int k) {
     const layout::Q5_0Group& w = group(block, g);
-    const int high = w.high[4 * r + k % 4] >> (k / 4) & 1;
-    return d * static_cast<float>((nibble(w.nibbles, r, k) | high << 4) - 16);
+    return (nibble(w.nibbles, r, k) | high_bit(w.high, r, k) << 4) - 16;
   }
 };
 
 struct Q8_0 {
-  using Scale = float;
   static const layout::Q8_0Group& group(const uint8_t* block, int64_t g) {
-    return reinterpret_cast<const layout::Q8_0Group*>(block)[g];
+    return group_at<layout::Q8_0Group>(block, g);
   }
-  static Scale scale(const uint8_t* block, int64_t g, int, int r) { return half_to_float(group(block, g).d[r]); }
-  static float value(const uint8_t* block, int64_t g, int r, int k, Scale d) {
-    return d * static_cast<float>(group(block, g).q[32 * (k / 4) + 4 * r + k % 4]);
+  static float scale(const uint8_t* block, int64_t g, int, int r) { return half_to_float(group(block, g).d[r]); }
+  static int code(const uint8_t* block, int64_t g, int r, int k) {
+    return group(block, g).q[32 * (k / 4) + 4 * r + k % 4];
   }
 };
 
 struct Q4_K {
-  struct Scale { float d, m; };
   static const layout::Q4KSuperblock& superblock(const uint8_t* block, int64_t g) {
-    return reinterpret_cast<const layout::Q4KSuperblock*>(block)[g / 8];
+    return group_at<layout::Q4KSuperblock>(block, g / 8);
   }
   static int scale_code(const uint8_t* scales, int r) { return scales[r] & 63; }
   static int min_code(const uint8_t* scales, int r) {
     return scales[r] >> 6 | (scales[8 + r / 2] >> (4 * (r % 2)) & 15) << 2;
   }
-  static Scale scale(const uint8_t* block, int64_t g, int, int r) {
+  static ScaleMin scale(const uint8_t* block, int64_t g, int, int r) {
     const layout::Q4KSuperblock& w = superblock(block, g);
     const uint8_t* scales = w.scales[g % 8];
     return {half_to_float(w.d[r]) * static_cast<float>(scale_code(scales, r)),
-            half_to_float(w.dmin[r]) * static_cast<float>(min_code(scales, r))};
+            -(half_to_float(w.dmin[r]) * static_cast<float>(min_code(scales, r)))};
   }
-  static float value(const uint8_t* block, int64_t g, int r, int k, Scale s) {
-    return s.d * static_cast<float>(nibble(superblock(block, g).nibbles[g % 8], r, k)) - s.m;
+  static int code(const uint8_t* block, int64_t g, int r, int k) {
+    return nibble(superblock(block, g).nibbles[g % 8], r, k);
   }
 };
 
 struct Q6_K {
-  using Scale = float;
   static const layout::Q6KSuperblock& superblock(const uint8_t* block, int64_t g) {
-    return reinterpret_cast<const layout::Q6KSuperblock*>(block)[g / 8];
+    return group_at<layout::Q6KSuperblock>(block, g / 8);
   }
-  static int code(const layout::Q6KGroup& w, int r, int k) {
+  static float superblock_scale(const uint8_t* block, int64_t g, int r) {
+    return half_to_float(superblock(block, g).d[r]);
+  }
+  static int half_scale(const uint8_t* block, int64_t g, int half, int r) {
+    return superblock(block, g).groups[g % 8].scales[half][r];
+  }
+  static float scale(const uint8_t* block, int64_t g, int half, int r) {
+    return superblock_scale(block, g, r) * static_cast<float>(half_scale(block, g, half, r));
+  }
+  static int code(const uint8_t* block, int64_t g, int r, int k) {
+    const layout::Q6KGroup& w = superblock(block, g).groups[g % 8];
     const int high = w.high[k / 16][4 * r + k % 4] >> (2 * (k / 4 % 4)) & 3;
     return (nibble(w.nibbles, r, k) | high << 4) - 32;
-  }
-  static Scale scale(const uint8_t* block, int64_t g, int half, int r) {
-    const layout::Q6KSuperblock& w = superblock(block, g);
-    return half_to_float(w.d[r]) * static_cast<float>(w.groups[g % 8].scales[half][r]);
-  }
-  static float value(const uint8_t* block, int64_t g, int r, int k, Scale s) {
-    return s * static_cast<float>(code(superblock(block, g).groups[g % 8], r, k));
   }
 };
 
@@ -180,8 +184,10 @@ inline const uint8_t* row_block_data(const Matrix& w, int64_t row_block) {
 template <class Values>
 inline void dequantize_group(const uint8_t* block, int64_t g, int r, float* out, int64_t stride) {
   for (int half = 0; half < 2; ++half) {
-    const typename Values::Scale scale = Values::scale(block, g, half, r);
-    for (int k = 16 * half; k < 16 * half + 16; ++k) out[k * stride] = Values::value(block, g, r, k, scale);
+    const auto scale = Values::scale(block, g, half, r);
+    for (int k = 16 * half; k < 16 * half + 16; ++k) {
+      out[k * stride] = values::value_of(scale, Values::code(block, g, r, k));
+    }
   }
 }
 
