@@ -24,9 +24,7 @@ class Machine:
     def models(self) -> Path:
         return self.hotloop / "models"
 
-    def add_hugging_face(
-        self, repo: str, file: str, data: bytes, commit: str = "c1", ref: str = "main"
-    ) -> Path:
+    def add_hugging_face(self, repo: str, file: str, data: bytes, commit: str = "c1", ref: str = "main") -> Path:
         """A file as the Hugging Face libraries lay it down: a blob, a link to it in a snapshot, a ref."""
         folder = self.hugging_face / ("models--" + repo.replace("/", "--"))
         blob = write(folder / "blobs" / f"{commit}-{file.replace('/', '-')}", data)

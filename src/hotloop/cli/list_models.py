@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hotloop.cli.terminal import printable
+
 if TYPE_CHECKING:
     from hotloop.weights.catalog import CatalogEntry
 
@@ -36,9 +38,7 @@ def command(
     elif rows:
         print(_table(_CATALOG_COLUMNS if catalog else _LOCAL_COLUMNS, rows))
     else:
-        print(
-            "no models on this machine yet: `hotloop list --catalog` shows what `hotloop pull NAME` fetches"
-        )
+        print("no models on this machine yet: `hotloop list --catalog` shows what `hotloop pull NAME` fetches")
 
 
 def _local_rows() -> list[dict[str, Any]]:
@@ -85,13 +85,11 @@ def _cell(row: dict[str, Any], column: str) -> str:
             return ", ".join(row["sources"])
         case "here":
             return "yes" if row["path"] else ""
-    return str(row[column])
+    return printable(str(row[column]))
 
 
 def _table(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:
     lines = [[column.upper() for column in columns]]
     lines += [[_cell(row, column) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)

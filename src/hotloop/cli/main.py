@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from hotloop.cli.terminal import printable
 from hotloop.errors import HotloopError
 
 # name: (module, one line of help)
@@ -78,7 +79,8 @@ def main() -> NoReturn:
         status = typer.main.get_command(app).main(prog_name="hotloop", standalone_mode=False)
         sys.stdout.flush()
     except HotloopError as error:
-        status = _fail(error)
+        print(f"hotloop: {printable(str(error))}", file=sys.stderr)
+        status = 1
     except (KeyboardInterrupt, typer.Abort):
         print(file=sys.stderr)
         status = 128 + signal.SIGINT
@@ -93,13 +95,6 @@ def main() -> NoReturn:
         show()
         status = getattr(error, "exit_code", 2)
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def _fail(error: HotloopError) -> int:
-    # Messages can quote a model file; its control characters must not reach the terminal.
-    text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in str(error))
-    print(f"hotloop: {text}", file=sys.stderr)
-    return 1
 
 
 if __name__ == "__main__":

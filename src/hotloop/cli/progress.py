@@ -5,6 +5,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from hotloop.cli.terminal import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -28,7 +30,7 @@ class TerminalReporter:
 
     def note(self, message: str) -> None:
         self._end_bar()
-        print(message, file=sys.stderr)
+        print(printable(message), file=sys.stderr)
 
     def progress(self, done_bytes: int, total_bytes: int | None) -> None:
         if not sys.stderr.isatty():

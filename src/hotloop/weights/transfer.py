@@ -41,13 +41,18 @@ class SilentReporter:
 class PartialFile:
     """A file being written beside its target; `size` and `sha256` are of the bytes written so far."""
 
-    def __init__(self, file: IO[bytes], path: Path) -> None:
+    def __init__(self, file: IO[bytes], name: str, expected_bytes: int | None) -> None:
         self._file = file
+        self._name = name
+        self._expected_bytes = expected_bytes
         self._hash = hashlib.sha256()
-        self.path = path
         self.size = 0
 
     def write(self, chunk: bytes) -> None:
+        if self._expected_bytes is not None and self.size + len(chunk) > self._expected_bytes:
+            raise DownloadError(
+                f"{self._name}: more bytes arrive than the {self._expected_bytes:,} expected; nothing was kept"
+            )
         self._file.write(chunk)
         self._hash.update(chunk)
         self.size += len(chunk)
@@ -58,9 +63,7 @@ class PartialFile:
 
 
 @contextlib.contextmanager
-def atomic_file(
-    target: Path, expected_bytes: int | None, expected_sha256: str | None
-) -> Iterator[PartialFile]:
+def atomic_file(target: Path, expected_bytes: int | None, expected_sha256: str | None) -> Iterator[PartialFile]:
     """Write target through a partial file that takes its name only when size and SHA-256 are as expected.
 
     On any exception, Ctrl-C included, the partial file is removed and target stays as it was. The caller
@@ -74,7 +77,7 @@ def atomic_file(
         check_space(target.parent, expected_bytes or 0)
         try:
             with open(partial, "wb") as file:
-                writer = PartialFile(file, partial)
+                writer = PartialFile(file, target.name, expected_bytes)
                 yield writer
                 file.flush()
                 os.fsync(file.fileno())  # a power cut must not leave zeros under the final name

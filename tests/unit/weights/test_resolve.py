@@ -86,9 +86,7 @@ def test_everything_listed_resolves_to_its_path(machine, tmp_path) -> None:
     assert len(discover()) == 2
 
 
-@pytest.mark.parametrize(
-    ("model", "near"), [("tinny", "tiny"), ("hub_only", "hub-only"), ("ub-onl", "hub-only")]
-)
+@pytest.mark.parametrize(("model", "near"), [("tinny", "tiny"), ("hub_only", "hub-only"), ("ub-onl", "hub-only")])
 def test_unknown_name_names_near_ones_and_the_command(model, near) -> None:
     with pytest.raises(ModelNotFoundError, match=f"did you mean {near}.*hotloop pull {near}") as caught:
         resolve(model)

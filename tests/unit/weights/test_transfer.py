@@ -43,6 +43,13 @@ def test_wrong_bytes_leave_nothing(tmp_path, size, sha256, error, message) -> No
     assert leftovers(tmp_path) == ["x.gguf"]
 
 
+def test_more_bytes_than_expected_stop_at_once(tmp_path) -> None:
+    with pytest.raises(DownloadError, match="more bytes arrive than the 10 expected"):  # noqa: SIM117
+        with atomic_file(tmp_path / "x", 10, None) as partial:
+            partial.write(DATA)
+    assert leftovers(tmp_path) == []
+
+
 def test_interrupt_leaves_nothing(tmp_path) -> None:
     def interrupted() -> None:
         with atomic_file(tmp_path / "x", None, None) as partial:
