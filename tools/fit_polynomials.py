@@ -17,7 +17,7 @@ _GRID = 600
 def remez(
     f: Function, weight: Function, low: m.mpf, high: m.mpf, degree: int
 ) -> tuple[list[m.mpf], m.mpf]:
-    """Coefficients of the polynomial p that minimises max |weight (p - f)| over [low, high], and that maximum."""
+    """Coefficients of the polynomial p with the least max |weight (p - f)| over [low, high]; that maximum."""
     n = degree + 2
     points = [(low + high) / 2 - (high - low) / 2 * m.cos(m.pi * i / (n - 1)) for i in range(n)]
     grid = [low + (high - low) * k / _GRID for k in range(_GRID + 1)]
