@@ -9,10 +9,17 @@
 // The result is O[d] / L. A span in which the row sees no position is skipped. Slots a row does not see contribute
 // nothing: not even a product with zero. Nothing here depends on the tiling below, the block size or the call's extent.
 
+#define HOTLOOP_COMPILER_BARRIER() asm volatile("" ::: "memory")
+
 namespace hotloop::HOTLOOP_TARGET {
 namespace {
 
-constexpr int kTileRows = kAttentionTileRows;  // query rows that share each load of K and V
+// Query rows that share each load of K and V.
+#ifdef HOTLOOP_SHARED_ROWS
+constexpr int kTileRows = HOTLOOP_SHARED_ROWS;
+#else
+constexpr int kTileRows = kAttentionTileRows;
+#endif
 
 struct RowRange {
   int32_t begin, end;  // positions of the span that the row sees, counted from the span's start
@@ -39,7 +46,7 @@ HOTLOOP_INLINE F32x16 load_kv(const uint16_t* p) { return load_f16(p); }
 template <int R, typename Element>
 HOTLOOP_INLINE void fold_dots(const float* const* q, const uint8_t* k, const int64_t* offset, int64_t head_dim, int begin,
                               int end, float (*folded)[64]) {
-  constexpr int kPositions = R <= 3 ? 2 : 1;  // enough independent chains to hide the latency of fma
+  constexpr int kPositions = R <= 2 ? 2 : 1;  // enough independent chains to hide the latency of fma
   int j = begin;
   for (; j + kPositions <= end; j += kPositions) {
     const Element* rows[kPositions];
@@ -76,17 +83,19 @@ HOTLOOP_INLINE void fold_dots(const float* const* q, const uint8_t* k, const int
 template <int R, int C, typename Element>
 HOTLOOP_INLINE void add_values_chunk(const float* const* p, const uint8_t* v, const int64_t* offset, int64_t d, int begin,
                                      int end, float* const* o) {
+  const float* weights[R];
+  for (int r = 0; r < R; ++r) weights[r] = p[r];
   F32x16 sum[R][C];
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < C; ++c) sum[r][c] = load(o[r] + d + 16 * c);
   }
   for (int j = begin; j < end; ++j) {
     const Element* row = reinterpret_cast<const Element*>(v + offset[j]) + d;
-    F32x16 x[C];
-    for (int c = 0; c < C; ++c) x[c] = load_kv(row + 16 * c);
-    for (int r = 0; r < R; ++r) {
-      const F32x16 weight = broadcast(p[r][j]);
-      for (int c = 0; c < C; ++c) sum[r][c] = fma(weight, x[c], sum[r][c]);
+    for (int c = 0; c < C; ++c) {
+      const F32x16 x = load_kv(row + 16 * c);
+      for (int r = 0; r < R; ++r) sum[r][c] = fma(broadcast(weights[r][j]), x, sum[r][c]);
+      // Weights are loaded again for the next c: keeping them would spill an accumulator into the chain of fma.
+      HOTLOOP_COMPILER_BARRIER();
     }
   }
   for (int r = 0; r < R; ++r) {
@@ -201,16 +210,13 @@ void attend_tile(const AttentionArgs& a, const uint8_t* k, const uint8_t* v, con
   }
 }
 
-template <typename Element>
+// attend_tile for a number of rows known at run time, at most R.
+template <int R, typename Element>
 void attend_rows(const AttentionArgs& a, const uint8_t* k, const uint8_t* v, const int64_t* offset, int rows, Tile& tile) {
-  switch (rows) {
-    case 1: return attend_tile<1, Element>(a, k, v, offset, tile);
-    case 2: return attend_tile<2, Element>(a, k, v, offset, tile);
-    case 3: return attend_tile<3, Element>(a, k, v, offset, tile);
-    case 4: return attend_tile<4, Element>(a, k, v, offset, tile);
-    case 5: return attend_tile<5, Element>(a, k, v, offset, tile);
-    default: return attend_tile<6, Element>(a, k, v, offset, tile);
+  if constexpr (R > 1) {
+    if (rows < R) return attend_rows<R - 1, Element>(a, k, v, offset, rows, tile);
   }
+  attend_tile<R, Element>(a, k, v, offset, tile);
 }
 
 // The running (M, L, O) of one query row; O is the row of the output.
@@ -272,9 +278,9 @@ void attend(const AttentionArgs& a, const uint8_t* k, const uint8_t* v, RunningR
         tile.range[r] = ranges[done + r];
       }
       if (a.kv_dtype == KvDtype::F32) {
-        attend_rows<float>(a, k, v, offset, size, tile);
+        attend_rows<kTileRows, float>(a, k, v, offset, size, tile);
       } else {
-        attend_rows<uint16_t>(a, k, v, offset, size, tile);
+        attend_rows<kTileRows, uint16_t>(a, k, v, offset, size, tile);
       }
       for (int r = 0; r < size; ++r) merge(*active[done + r], tile.m[r], tile.l[r], tile.o[r], a.head_dim);
       done += size;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #define HOTLOOP_TARGET_NAME "scalar"
+#define HOTLOOP_SHARED_ROWS 1  // attention: no registers to keep more query rows in, and quick to compile
 #define HOTLOOP_INLINE static inline __attribute__((always_inline))
 
 namespace hotloop::HOTLOOP_TARGET {
