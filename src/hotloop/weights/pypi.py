@@ -82,7 +82,7 @@ def find_pip() -> list[str]:
 
 
 def _fetch_wheel(command: list[str], package: str, scratch: Path, report: Callable[[int], None]) -> Path:
-    """Run `pip download` for one package inside scratch, reporting the growth of that folder."""
+    """Run `pip download` for one package inside scratch, reporting how far its file has grown."""
     wheels, temporary, log = scratch / "wheels", scratch / "tmp", scratch / "pip.log"
     wheels.mkdir(exist_ok=True)
     temporary.mkdir(exist_ok=True)
@@ -109,7 +109,7 @@ def _fetch_wheel(command: list[str], package: str, scratch: Path, report: Callab
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     status = process.wait(_POLL_S)
                     break
-                report(_folder_bytes(scratch))
+                report(_largest_file_bytes(scratch))
         finally:
             if process.poll() is None:
                 process.terminate()
@@ -151,10 +151,11 @@ def _pip_error(package: str, output: str) -> DownloadError:
     )
 
 
-def _folder_bytes(folder: Path) -> int:
-    total = 0
+def _largest_file_bytes(folder: Path) -> int:
+    """Size of the largest file: the wheel on its way in (for a moment pip has two copies of it)."""
+    largest = 0
     for root, _, files in os.walk(folder):
         for file in files:
             with contextlib.suppress(OSError):  # pip moves files while we look
-                total += os.stat(os.path.join(root, file)).st_size
-    return total
+                largest = max(largest, os.stat(os.path.join(root, file)).st_size)
+    return largest
