@@ -53,7 +53,8 @@ class Subject:
         if not (self.folder / "float64.json").exists():
             write_float64(self.model, self.folder)
         logits: F32 = np.load(self.folder / "logits_float64.npy", mmap_mode="r")
-        return sequences, logits, json.loads((self.folder / "float64.json").read_text())
+        report = json.loads((self.folder / "float64.json").read_text())
+        return sequences[: len(report["positions_per_sequence"])], logits, report
 
 
 def _verdict(passed: bool, text: str) -> bool:
@@ -120,9 +121,7 @@ CHECKS: dict[str, Callable[[Subject], bool]] = {
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
     parser.add_argument("--results", type=Path, default=Path("build/oracles"))
     parser.add_argument("--llama-python", default=sys.executable, help="a Python that has llama-cpp-python")

@@ -194,9 +194,7 @@ def last_logits(path: Path, sequences: Sequence[Sequence[int]]) -> F32:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=Path, required=True, help=".npy of token ids")
     parser.add_argument("--out", type=Path, required=True, help=".npy for float32 logits [T, vocab_size]")

@@ -52,9 +52,7 @@ def _batch(token_ids: Sequence[int], begin: int, manager: KVCacheManager) -> For
     )
 
 
-def hotloop_logits(
-    model: Path, token_ids: Sequence[int], *, activations: Activations, kv_dtype: KvDtype
-) -> F32:
+def hotloop_logits(model: Path, token_ids: Sequence[int], *, activations: Activations, kv_dtype: KvDtype) -> F32:
     """Logits of every position of one sequence, float32 [T, vocab_size], in chunks as a prefill has them."""
     runner = _runner(model, activations, kv_dtype)
     manager = KVCacheManager(runner.storage.layout, runner.storage.num_blocks)

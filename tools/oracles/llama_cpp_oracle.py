@@ -155,9 +155,7 @@ TASKS = {
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("model", type=Path)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))

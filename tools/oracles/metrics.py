@@ -48,9 +48,7 @@ class Agreement:
         return {"mean_kl": self.mean_kl, "max_kl": float(self.kl.max()), "top1": float(self.same_best.mean())}
 
     def __str__(self) -> str:
-        return (
-            f"mean KL {self.mean_kl:.3g}, max {self.kl.max():.3g} nats, same best {self.same_best.mean():.2%}"
-        )
+        return f"mean KL {self.mean_kl:.3g}, max {self.kl.max():.3g} nats, same best {self.same_best.mean():.2%}"
 
 
 def agreement(reference: F32, other: F32) -> Agreement:
@@ -61,9 +59,7 @@ def agreement(reference: F32, other: F32) -> Agreement:
 
 def joined(parts: Sequence[Agreement]) -> Agreement:
     """The agreement over all rows of several."""
-    return Agreement(
-        np.concatenate([part.kl for part in parts]), np.concatenate([part.same_best for part in parts])
-    )
+    return Agreement(np.concatenate([part.kl for part in parts]), np.concatenate([part.same_best for part in parts]))
 
 
 def negative_log_likelihoods(logits: F32, targets: npt.NDArray[np.int64]) -> F64:
