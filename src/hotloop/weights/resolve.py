@@ -1,6 +1,7 @@
 """From a MODEL argument to a file on this machine, the same way for every command and for `LLM`."""
 
 import difflib
+import os
 from pathlib import Path
 
 from hotloop.errors import ModelNotFoundError
@@ -39,8 +40,9 @@ def locate(model: str) -> Path | None:
             return _locate_hub(reference)
         case OllamaReference() as reference:
             return next((m.path for m in discover.scan_ollama() if m.model == str(reference)), None)
-    path = Path(model).expanduser()
-    return path if path.is_file() else None
+    path = Path(os.path.expanduser(model))
+    # Not path.is_file(): it raises for a text that is too long for a name, say a question in MODEL's place.
+    return path if os.path.isfile(path) else None
 
 
 def pulled_path(reference: HubReference, file: str) -> Path:
@@ -92,19 +94,20 @@ def _snapshots(reference: HubReference) -> list[Path]:
 
 
 def _not_found(model: str) -> str:
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(model))
+    if os.path.isdir(path):
         files = sorted(p.name for p in path.glob("*.gguf"))[:5]
         return f"{model} is a folder: name a .gguf file in it" + (f" ({', '.join(files)})" if files else "")
     if model.endswith(".gguf") or model.startswith((".", "~", "/")):
         return f"{model}: no such file; `hotloop list` shows the models on this machine"
     known = list(dict.fromkeys([*catalog(), *(m.model for m in discover.discover())]))
+    shown = repr(model if len(model) <= 80 else model[:77] + "...")
     near = difflib.get_close_matches(model.lower(), known, n=3, cutoff=0.6)
     parts_of = [name for name in known if model and model.lower() in name.lower() and name not in near]
     near += parts_of[: 3 - len(near)]
     if near:
-        return f"no model {model!r}: did you mean {' or '.join(near)}? `hotloop pull {near[0]}` gets the first"
+        return f"no model {shown}: did you mean {' or '.join(near)}? `hotloop pull {near[0]}` gets the first"
     return (
-        f"no model {model!r}: a MODEL is a catalog name (`hotloop list --catalog`), the path of a .gguf "
+        f"no model {shown}: a MODEL is a catalog name (`hotloop list --catalog`), the path of a .gguf "
         f"file or hf:owner/repo[/file]; `hotloop pull {DEFAULT_MODEL}` fetches a small one"
     )

@@ -93,7 +93,7 @@ def test_unknown_name_names_near_ones_and_the_command(model, near) -> None:
     assert not isinstance(caught.value, NotPulledError)
 
 
-@pytest.mark.parametrize("model", ["", "zzzz", "ollama:nothing", "a\nb"])
+@pytest.mark.parametrize("model", ["", "zzzz", "ollama:nothing", "a\nb", "a\0b", "why? " * 2000, "~nobody-here/x"])
 def test_unknown_and_nothing_near(model) -> None:
     with pytest.raises(ModelNotFoundError):
         resolve(model)
