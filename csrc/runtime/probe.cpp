@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kLine = 64;
 constexpr int kParts = 4;  // a sample reads one part of every thread's share; the others meanwhile leave the caches
-constexpr size_t kMinSamples = 3;
+constexpr int64_t kMinSamples = 3;
 
 // Sums S streams of `lines` cache lines, one line of each at a time. The sum only keeps the loads alive.
 template <int S>
@@ -50,7 +50,8 @@ struct Pattern {
   std::vector<double> samples;
 };
 
-class Probe {
+// One op is one sample (the first only fills the memory); its tiles read the share of one thread each.
+class Probe final : public Job {
  public:
   Probe(int threads, int64_t bytes, double seconds, int streams)
       : team_(threads), memory_(bytes), part_lines_(bytes / threads / kLine / kParts), seconds_(seconds) {
@@ -62,42 +63,50 @@ class Probe {
   }
 
   std::vector<double> measure() {
-    team_.run([](void* self, int thread) { static_cast<Probe*>(self)->run(thread); }, this);
+    team_.run(*this);
     const auto worse = [](const Pattern& a, const Pattern& b) { return median(a.samples) < median(b.samples); };
     return std::max_element(patterns_.begin(), patterns_.end(), worse)->samples;
   }
 
- private:
-  using Clock = std::chrono::steady_clock;
+  int64_t next_op() override {
+    const auto now = Clock::now();
+    if (sample_ == kFill - 1) {
+      begin_ = now;
+    } else if (sample_ >= 0) {
+      const double bytes = static_cast<double>(lines()) * pattern().streams * kLine * team_.size();
+      pattern().samples.push_back(bytes / std::chrono::duration<double>(now - start_).count());
+      const bool enough = sample_ + 1 >= kMinSamples * static_cast<int64_t>(patterns_.size());
+      if (enough && std::chrono::duration<double>(now - begin_).count() >= seconds_) return -1;
+    }
+    ++sample_;
+    start_ = Clock::now();
+    return team_.size();
+  }
 
-  void run(int thread) {
-    uint8_t* share = memory_.data() + thread * kParts * part_lines_ * kLine;
-    std::memset(share, 1, kParts * part_lines_ * kLine);  // real pages, on the reading thread's node
-    const auto begin = Clock::now();
-    for (size_t i = 0; more_; ++i) {
-      Pattern& pattern = patterns_[i % patterns_.size()];
-      // Streams a power of two apart would meet in the same cache sets and memory banks: an odd number of lines.
-      const int64_t lines = (part_lines_ / pattern.streams - 1) | 1;
-      team_.barrier();
-      const auto start = Clock::now();
-      sink_ += read_lines(share + (i % kParts) * part_lines_ * kLine, lines, pattern.streams);
-      team_.barrier();
-      if (thread == 0) {
-        const auto stop = Clock::now();
-        const double bytes = static_cast<double>(lines) * pattern.streams * kLine * team_.size();
-        pattern.samples.push_back(bytes / std::chrono::duration<double>(stop - start).count());
-        more_ = i + 1 < kMinSamples * patterns_.size() || std::chrono::duration<double>(stop - begin).count() < seconds_;
-      }
-      team_.barrier();  // everybody sees more_
+  void run_tile(int64_t tile, int) override {
+    uint8_t* share = memory_.data() + tile * kParts * part_lines_ * kLine;
+    if (sample_ == kFill) {
+      std::memset(share, 1, kParts * part_lines_ * kLine);  // real pages
+    } else {
+      sink_ += read_lines(share + (sample_ % kParts) * part_lines_ * kLine, lines(), pattern().streams);
     }
   }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int64_t kFill = -1;
+
+  Pattern& pattern() { return patterns_[sample_ % patterns_.size()]; }
+  // Streams a power of two apart would meet in the same cache sets and memory banks: an odd number of lines.
+  int64_t lines() { return (part_lines_ / pattern().streams - 1) | 1; }
 
   ThreadTeam team_;
   AlignedBuffer memory_;
   int64_t part_lines_;
   double seconds_;
   std::vector<Pattern> patterns_;
-  bool more_ = true;
+  int64_t sample_ = kFill - 1;
+  Clock::time_point begin_, start_;
   std::atomic<uint64_t> sink_{0};
 };
 

@@ -43,7 +43,6 @@ void Step::quantize(const float* x, int64_t n, const QuantizedBuffer& out, int64
 }
 
 void Program::finish(int64_t arena_bytes) {
-  counters_ = std::make_unique<Counter[]>(ops_.size());
   arena_ = AlignedBuffer(arena_bytes);
   for (const auto& op : ops_) scratch_stride_floats_ = std::max(scratch_stride_floats_, op->scratch_floats());
   scratch_stride_floats_ = round_up(scratch_stride_floats_, 16);
@@ -52,26 +51,18 @@ void Program::finish(int64_t arena_bytes) {
 
 void Program::replay(const Batch& batch) {
   if (batch.tokens < 1 || batch.tokens > max_tokens_) throw std::invalid_argument("batch does not fit the program");
-  for (size_t i = 0; i < ops_.size(); ++i) counters_[i].next.store(0, std::memory_order_relaxed);
+  Replay job(*this, batch);
+  team_->run(job);
+}
 
-  struct Context {
-    Program& program;
-    Step step;
-  } context{*this, Step{kernels_, batch, arena_.data(), max_tokens_, team_->size()}};
-  team_->run(
-      [](void* p, int thread) {
-        auto& [program, step] = *static_cast<Context*>(p);
-        float* scratch = reinterpret_cast<float*>(program.scratch_.data()) + thread * program.scratch_stride_floats_;
-        for (size_t i = 0; i < program.ops_.size(); ++i) {
-          Op& op = *program.ops_[i];
-          const int64_t tiles = op.tiles(step);
-          for (int64_t tile; (tile = program.counters_[i].next.fetch_add(1, std::memory_order_relaxed)) < tiles;) {
-            op.run(step, tile, scratch);
-          }
-          program.team_->barrier();
-        }
-      },
-      &context);
+int64_t Program::Replay::next_op() {
+  if (++op_ == static_cast<int64_t>(program_.ops_.size())) return -1;
+  return program_.ops_[op_]->tiles(step_);
+}
+
+void Program::Replay::run_tile(int64_t tile, int thread) {
+  float* scratch = reinterpret_cast<float*>(program_.scratch_.data()) + thread * program_.scratch_stride_floats_;
+  program_.ops_[op_]->run(step_, tile, scratch);
 }
 
 }  // namespace hotloop

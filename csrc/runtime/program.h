@@ -1,8 +1,7 @@
 // A step program: a flat list of kernel launches over one arena, recorded once and replayed for every batch.
-// Each op splits its work into tiles; the team's threads take tiles from an atomic counter and meet at a barrier after
-// the op. Tiles split rows, tokens and heads, never a reduction, so no result depends on threads or tile sizes.
+// Each op splits its work into tiles, which the team's threads claim one by one; an op starts when the one before it is
+// done. Tiles split rows, tokens and heads, never a reduction, so no result depends on threads or tile sizes.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -87,15 +86,23 @@ class Program {
   int64_t arena_bytes() const { return arena_.size(); }
 
  private:
-  struct alignas(64) Counter {
-    std::atomic<int64_t> next{0};
+  class Replay final : public Job {
+   public:
+    Replay(Program& program, const Batch& batch)
+        : program_(program), step_{program.kernels_, batch, program.arena_.data(), program.max_tokens_, program.team_->size()} {}
+    int64_t next_op() override;
+    void run_tile(int64_t tile, int thread) override;
+
+   private:
+    Program& program_;
+    Step step_;
+    int64_t op_ = -1;
   };
 
   const KernelTable& kernels_;
   std::shared_ptr<ThreadTeam> team_;
   int64_t max_tokens_;
   std::vector<std::unique_ptr<Op>> ops_;
-  std::unique_ptr<Counter[]> counters_;
   AlignedBuffer arena_;
   AlignedBuffer scratch_;
   int64_t scratch_stride_floats_ = 0;

@@ -1,5 +1,7 @@
 #include "runtime/thread_team.h"
 
+#include <cassert>
+
 #include "runtime/float_environment.h"
 
 namespace hotloop {
@@ -7,6 +9,12 @@ namespace {
 
 // About 50-100 us: longer than a serial gap inside a step, much shorter than anything a user would notice as CPU use.
 constexpr int kSpins = 4000;
+
+constexpr int kTileBits = 20;
+constexpr uint64_t kTileMask = (uint64_t{1} << kTileBits) - 1;
+
+uint64_t next_tile(uint64_t word) { return word & kTileMask; }
+uint64_t num_tiles(uint64_t word) { return word >> kTileBits & kTileMask; }
 
 void pause_cpu() {
 #if defined(__x86_64__)
@@ -18,67 +26,85 @@ void pause_cpu() {
 
 }  // namespace
 
-void Gate::open() {
-  generation_.fetch_add(1, std::memory_order_seq_cst);
-  // A sleeper counts itself before it checks the generation, so either it sees the new one or we see it here.
-  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    wake_.notify_all();
-  }
-}
-
-void Gate::wait_past(uint32_t generation) {
-  for (int i = 0; i < kSpins; ++i) {
-    if (generation_.load(std::memory_order_acquire) != generation) return;
-    pause_cpu();
-  }
-  std::unique_lock<std::mutex> lock(mutex_);
-  sleepers_.fetch_add(1, std::memory_order_seq_cst);
-  wake_.wait(lock, [&] { return generation_.load(std::memory_order_seq_cst) != generation; });
-  sleepers_.fetch_sub(1, std::memory_order_relaxed);
-}
-
 ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads < 1 ? 1 : num_threads) {
   for (int i = 1; i < num_threads_; ++i) workers_.emplace_back(&ThreadTeam::worker, this, i);
 }
 
 ThreadTeam::~ThreadTeam() {
-  stopping_ = true;
-  start_.open();
+  stopping_.store(true);
+  word_.fetch_add(uint64_t{1} << (2 * kTileBits));
+  {
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+    wake_.notify_all();
+  }
   for (auto& worker : workers_) worker.join();
 }
 
 void ThreadTeam::worker(int thread) {
   FloatEnvironment environment;
-  uint32_t seen = 0;
-  for (;;) {
-    start_.wait_past(seen);
-    ++seen;  // run() returns only after every worker has passed its last barrier, so none can miss a generation
-    if (stopping_) return;
-    task_(context_, thread);
-    barrier();
+  for (Word seen = word_.load(); !stopping_.load(std::memory_order_relaxed); seen = wait_for_change(seen)) {
+    while (work_once(thread)) {
+    }
   }
 }
 
-void ThreadTeam::run(Task task, void* context) {
+void ThreadTeam::run(Job& job) {
   std::lock_guard<std::mutex> one_caller(run_mutex_);
   FloatEnvironment environment;
-  task_ = task;
-  context_ = context;
-  if (num_threads_ > 1) start_.open();
-  task(context, 0);
-  barrier();
+  job_ = &job;
+  finished_.store(false, std::memory_order_relaxed);
+  publish_next_op();
+  for (Word seen = word_.load(std::memory_order_acquire);; seen = wait_for_change(seen)) {
+    while (work_once(0)) {
+    }
+    if (finished_.load(std::memory_order_acquire)) return;
+  }
 }
 
-void ThreadTeam::barrier() {
-  if (num_threads_ == 1) return;
-  const uint32_t generation = barrier_gate_.generation();
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == num_threads_ - 1) {
-    arrived_.store(0, std::memory_order_relaxed);
-    barrier_gate_.open();
-  } else {
-    barrier_gate_.wait_past(generation);
+bool ThreadTeam::work_once(int thread) {
+  Word word = word_.load(std::memory_order_acquire);
+  do {
+    if (next_tile(word) >= num_tiles(word)) return false;
+  } while (!word_.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel, std::memory_order_acquire));
+  // The claim is of the current op, whichever that is: it cannot end before this tile is counted as done.
+  job_->run_tile(static_cast<int64_t>(next_tile(word)), thread);
+  if (tiles_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<int64_t>(num_tiles(word))) publish_next_op();
+  return true;
+}
+
+void ThreadTeam::publish_next_op() {
+  int64_t tiles;
+  while ((tiles = job_->next_op()) == 0) {
   }
+  assert(tiles <= kMaxTiles);
+  const Word sequence = (word_.load(std::memory_order_relaxed) >> (2 * kTileBits)) + 1;
+  tiles_done_.store(0, std::memory_order_relaxed);
+  if (tiles < 0) {
+    tiles = 0;
+    finished_.store(true, std::memory_order_release);
+  }
+  word_.store(sequence << (2 * kTileBits) | static_cast<Word>(tiles) << kTileBits, std::memory_order_seq_cst);
+  // A sleeper counts itself before it checks the word, so either it sees the new one or we see it here. A single tile is
+  // left to those who are awake; the end of the job must reach the caller.
+  if ((tiles != 1 || num_threads_ == 1) && sleepers_.load(std::memory_order_seq_cst) > 0) {
+    std::lock_guard<std::mutex> lock(sleep_mutex_);
+    wake_.notify_all();
+  }
+}
+
+ThreadTeam::Word ThreadTeam::wait_for_change(Word seen) {
+  // Claims change the low bits; what matters to a waiter is a new op.
+  const auto changed = [&](Word word) { return word >> kTileBits != seen >> kTileBits; };
+  for (int i = 0; i < kSpins; ++i) {
+    const Word word = word_.load(std::memory_order_acquire);
+    if (changed(word)) return word;
+    pause_cpu();
+  }
+  std::unique_lock<std::mutex> lock(sleep_mutex_);
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  wake_.wait(lock, [&] { return changed(word_.load(std::memory_order_seq_cst)); });
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  return word_.load(std::memory_order_acquire);
 }
 
 }  // namespace hotloop

@@ -1,5 +1,7 @@
-// A team of threads that runs one function on all of them (SPMD), the caller being thread 0. Between calls workers spin
-// for a bounded time, then sleep: an idle team uses no CPU. Results never depend on which thread does what.
+// A team of threads that works through a job: a list of ops, each cut into tiles. Threads, the caller among them, claim
+// tiles from one word; whoever finishes an op's last tile publishes the next op. So nobody waits for a thread that holds no
+// tile: one that lost its core to another process, or still sleeps, delays nothing. Waiting threads spin for a bounded time,
+// then sleep: an idle team uses no CPU. Results never depend on which thread does what.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -10,22 +12,19 @@
 
 namespace hotloop {
 
-// A generation counter that can be waited for: spin a while, then sleep.
-class Gate {
+class Job {
  public:
-  uint32_t generation() const { return generation_.load(std::memory_order_acquire); }
-  void open();                         // next generation, wakes all sleepers
-  void wait_past(uint32_t generation); // returns once generation() != generation
-
- private:
-  std::atomic<uint32_t> generation_{0};
-  std::atomic<int> sleepers_{0};
-  std::mutex mutex_;
-  std::condition_variable wake_;
+  virtual ~Job() = default;
+  // Goes on to the next op and returns its number of tiles (0: nothing to do); a negative number ends the job. Called by one
+  // thread at a time, after all tiles of the op before have run.
+  virtual int64_t next_op() = 0;
+  virtual void run_tile(int64_t tile, int thread) = 0;
 };
 
 class ThreadTeam {
  public:
+  static constexpr int64_t kMaxTiles = (int64_t{1} << 20) - 1;  // of one op
+
   explicit ThreadTeam(int num_threads);  // >= 1; starts num_threads - 1 workers with the caller's affinity
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
@@ -33,25 +32,29 @@ class ThreadTeam {
 
   int size() const { return num_threads_; }
 
-  using Task = void (*)(void* context, int thread);
-  // Runs task(context, thread) on every thread and returns when all are done. One caller at a time (others wait).
-  // Kernels see the default floating-point environment; the caller's is restored.
-  void run(Task task, void* context);
-
-  // Inside a task: returns once every thread of the team has arrived. Every thread must call it equally often.
-  void barrier();
+  // Works through the job and returns when it has ended. One caller at a time (others wait). Kernels see the default
+  // floating-point environment; the caller's is restored.
+  void run(Job& job);
 
  private:
+  // sequence (24 bits) | tiles of the op (20) | next tile to claim (20). One word, so that a claim is one compare-exchange.
+  using Word = uint64_t;
+
   void worker(int thread);
+  bool work_once(int thread);                  // claims and runs one tile; false if there is none to claim
+  void publish_next_op();
+  Word wait_for_change(Word seen);             // spins, then sleeps, until the word is another one than `seen`
 
   const int num_threads_;
   std::mutex run_mutex_;
-  Gate start_;
-  Gate barrier_gate_;
-  std::atomic<int> arrived_{0};
-  Task task_ = nullptr;
-  void* context_ = nullptr;
-  bool stopping_ = false;
+  alignas(64) std::atomic<Word> word_{0};
+  alignas(64) std::atomic<int64_t> tiles_done_{0};
+  alignas(64) std::atomic<bool> finished_{true};
+  std::atomic<bool> stopping_{false};
+  Job* job_ = nullptr;  // stable while any of its tiles is claimed and not done
+  std::atomic<int> sleepers_{0};
+  std::mutex sleep_mutex_;
+  std::condition_variable wake_;
   std::vector<std::thread> workers_;
 };
 
