@@ -121,5 +121,11 @@ const KernelTable& scalar_kernels();
 #ifdef HOTLOOP_HAVE_AVX2
 const KernelTable& avx2_kernels();
 #endif
+#ifdef HOTLOOP_HAVE_AVX512
+const KernelTable& avx512_kernels();
+#endif
+#ifdef HOTLOOP_HAVE_AVX512VNNI
+const KernelTable& avx512vnni_kernels();
+#endif
 
 }  // namespace hotloop

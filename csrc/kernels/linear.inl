@@ -11,7 +11,9 @@
 #include "formats/layouts.h"
 #include "kernels/linear_dequantize.inl"
 #include "kernels/linear_generic.inl"
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
+#include "kernels/linear_avx512.inl"
+#elif defined(__AVX2__)
 #include "kernels/linear_avx2.inl"
 #else
 #include "kernels/linear_scalar.inl"
