@@ -44,7 +44,7 @@ def test_block_size_does_not_matter(tiny: Path) -> None:
 
 def test_threads_do_not_matter(tiny: Path) -> None:
     one = all_logits(make_runner(tiny, threads=1), TOKENS, [50, 1, 1])
-    for threads in (2, 3):
+    for threads in (2, 3, 16):
         assert_same_bits(all_logits(make_runner(tiny, threads=threads), TOKENS, [50, 1, 1]), one)
 
 
