@@ -20,8 +20,24 @@ from hotloop.quant.formats import (
 )
 
 # Where the f16 scale fields of a superblock start.
-SCALE_FIELDS = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}
+SCALE_FIELDS: dict[str, list[int]] = {
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
+    "MXFP4": [],
+}
 CODED_FORMATS = list(SCALE_FIELDS)
+FORMATS_WITH_MINIMUMS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+PACKED_FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"]
 ROUNDED_FORMATS = [name for name in QUANTIZABLE_FORMATS if name != "F32"]
 
 
@@ -129,7 +145,7 @@ def test_unpacked_groups_define_the_elements(name: str):
     if groups.minimums is not None:
         elements += np.repeat(groups.minimums, known.group_size, axis=1)
     assert_same_bits(elements, dequantize(name, superblocks.reshape(-1), shape))
-    assert (groups.minimums is not None) == (name in ("Q4_1", "Q4_K"))
+    assert (groups.minimums is not None) == (name in FORMATS_WITH_MINIMUMS)
 
 
 def test_a_tensor_larger_than_a_chunk_keeps_its_order():
@@ -193,7 +209,7 @@ def test_every_kind_of_float_to_bf16():
     np.testing.assert_array_equal(quantize("BF16", values), expected)
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+@pytest.mark.parametrize("name", PACKED_FORMATS)
 def test_tiny_weights_become_zero(name: str):
     values = np.full((1, 32), 1e-42, np.float32)
     values[0, ::2] *= -1
@@ -211,13 +227,15 @@ def test_round_trip_is_close(name: str):
         "Q4_0": 1.01 / 8,
         "Q4_1": 1.01 / 15,
         "Q5_0": 1.01 / 16,
+        "Q5_1": 1.01 / 31,
         "Q8_0": 0.57 / 127,
+        "MXFP4": 1 / 4,  # values 1/2 * (.. 3, 4, 6), where 6 may stand for anything below 8
     }
     restored = dequantize(name, quantize(name, values), values.shape)
     assert np.abs(restored - values).max() <= error[name]
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+@pytest.mark.parametrize("name", PACKED_FORMATS)
 @pytest.mark.parametrize(
     ("value", "message"), [(np.nan, "NaN or inf"), (np.inf, "NaN or inf"), (3e38, "too large")]
 )
@@ -225,6 +243,9 @@ def test_weights_that_no_scale_can_hold_are_refused(name: str, value: float, mes
     values = np.ones((1, 32), np.float32)
     values[0, 3] = value
     values[0, 4] = -value
+    if name == "MXFP4" and np.isfinite(value):
+        assert quantize(name, values)[0] == 127 + 127 - 2  # its exponent reaches as far as float32's
+        return
     with pytest.raises(ValueError, match=message):
         quantize(name, values)
 
