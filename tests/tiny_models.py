@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.quant.formats import QUANTIZABLE_FORMATS, WEIGHT_FORMATS, quantize
+from hotloop.quant.formats import DEQUANTIZABLE_FORMATS, QUANTIZABLE_FORMATS, WEIGHT_FORMATS, quantize
 from hotloop.weights.gguf_writer import WritableTensor, WritableValue, write_gguf
 from tiny_tokenizer import tokenizer_metadata
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0", "Q5_0", "Q4_K", "Q6_K")
+FORMATS = DEQUANTIZABLE_FORMATS
 
 Floats = NDArray[np.float32]
 
@@ -57,8 +57,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3": {"head_dim": 32},
     "gemma3": {"num_layers": 7, "num_kv_heads": 1, "window": 16, "rope_base": 1e6, "tied": True},
 }
-# K-quants come in superblocks of 256 columns.
-_K_QUANT_SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512}
+# For K-quants and IQ4_XS, which come in superblocks of 256 columns.
+_SUPERBLOCK_SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512}
 
 
 def tiny_config(architecture: str = "llama", **overrides: Any) -> TinyConfig:
@@ -79,14 +79,14 @@ def write_tiny_model(
     """Write a random model of `architecture` and return its path.
 
     formats: of the matrices: one for all, or by part of the tensor's name ("ffn_down", "blk.1.", ...), the
-    first part that fits, with "*" for the rest. Where a K-quant is among them, sizes default to multiples of
-    256. metadata, tensors: keys and tensors to add or replace; None takes one out. overrides: fields of
+    first part that fits, with "*" for the rest. Where one with superblocks of 256 is among them, sizes default
+    to multiples of 256. metadata, tensors: keys and tensors to add or replace; None takes one out. overrides: fields of
     TinyConfig.
     """
     if isinstance(formats, str):
         formats = {"*": formats}
-    if any(format.endswith("_K") for format in formats.values()):
-        overrides = {**_K_QUANT_SIZES, **overrides}
+    if any(WEIGHT_FORMATS[format].superblock_size == 256 for format in formats.values()):
+        overrides = {**_SUPERBLOCK_SIZES, **overrides}
     config = tiny_config(architecture, **overrides)
     keys: dict[str, WritableValue | None] = {**model_metadata(config), **(metadata or {})}
     contents: dict[str, WritableTensor | None] = {}
@@ -218,6 +218,19 @@ def permute(rows: Floats, num_heads: int) -> Floats:
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
+# Formats without a quantizer: the deviation of an element with random bytes and scale 1; the f16 fields, offset and
+# factor. A minimum's factor is the mean of a code, so that the elements are spread around zero.
+_RECIPES: Mapping[str, tuple[float, Sequence[tuple[int, float]]]] = {
+    "Q2_K": (14, [(80, 1), (82, 1.5)]),
+    "Q3_K": (43, [(108, 1)]),
+    "Q4_K": (290, [(0, 1), (2, 7.5)]),
+    "Q5_K": (530, [(0, 1), (2, 15.5)]),
+    "Q6_K": (1370, [(208, 1)]),
+    "IQ4_NL": (67, [(0, 1)]),
+    "IQ4_XS": (1250, [(0, 1)]),
+}
+
+
 def _random_superblocks(
     config: TinyConfig, seed: int, name: str, shape: tuple[int, ...], format: str
 ) -> NDArray[np.uint8]:
@@ -227,16 +240,12 @@ def _random_superblocks(
     noise = (_uniform(seed, name, count * superblock) + 1) * 128
     data = noise.astype(np.uint8).reshape(count, superblock)
     deviation = _bound(config, name, shape[1]) / math.sqrt(3)
-    if format == "Q4_K":
-        # scale * 0..63 * 0..15 - minimum * 0..63, both spread by half and more.
-        scale = deviation / 290 * (0.75 + data[:, :1] / 512)
-        data[:, 0:2] = scale.astype("<f2").view(np.uint8)
-        data[:, 2:4] = (scale * 7.5).astype("<f2").view(np.uint8)
-    elif format == "Q6_K":
-        # scale * -128..127 * -32..31.
-        data[:, 208:210] = (deviation / 1370 * (0.75 + data[:, :1] / 512)).astype("<f2").view(np.uint8)
-    else:
+    if format not in _RECIPES:
         raise ValueError(f"no recipe for {format}; known: {', '.join(FORMATS)}")
+    spread, fields = _RECIPES[format]
+    scale = deviation / spread * (0.75 + data[:, :1] / 512)
+    for offset, factor in fields:
+        data[:, offset : offset + 2] = (scale * factor).astype("<f2").view(np.uint8)
     return data.reshape(-1)
 
 
@@ -253,4 +262,5 @@ def random_tokens(seed: int, count: int, vocab_size: int = 300) -> list[int]:
 def every_format() -> Sequence[tuple[str, str | Mapping[str, str]]]:
     """(id, formats) for tests that run through each format once, and a mixture of the real files' kind."""
     mixed = {"token_embd": "Q8_0", "ffn_down": "Q6_K", "attn_v": "Q8_0", "ffn_gate": "Q5_0", "*": "Q4_K"}
-    return [*((format, format) for format in FORMATS), ("mixed", mixed)]
+    low_bits = {"token_embd": "Q5_K", "output": "Q6_K", "ffn_down": "Q3_K", "attn_v": "IQ4_XS", "*": "Q2_K"}
+    return [*((format, format) for format in FORMATS), ("mixed", mixed), ("mixed-2", low_bits)]

@@ -45,13 +45,11 @@ std::pair<T*, Output<T>> make_array(std::initializer_list<size_t> shape) {
 }
 
 WeightFormat format_of(const std::string& name) {
-  constexpr std::pair<const char*, WeightFormat> kNames[] = {
-      {"F32", WeightFormat::F32},   {"F16", WeightFormat::F16},   {"BF16", WeightFormat::BF16},
-      {"Q4_0", WeightFormat::Q4_0}, {"Q4_1", WeightFormat::Q4_1}, {"Q5_0", WeightFormat::Q5_0},
-      {"Q8_0", WeightFormat::Q8_0}, {"Q4_K", WeightFormat::Q4_K}, {"Q6_K", WeightFormat::Q6_K}};
-  for (const auto& [known, format] : kNames) {
-    if (name == known) return format;
-  }
+#define HOTLOOP_MATCH(format) \
+  if (name == #format) return WeightFormat::format;
+  HOTLOOP_FLOAT_FORMATS(HOTLOOP_MATCH)
+  HOTLOOP_INTEGER_FORMATS(HOTLOOP_MATCH)
+#undef HOTLOOP_MATCH
   throw nb::value_error(("no kernels for weight format '" + name + "'").c_str());
 }
 
@@ -60,10 +58,9 @@ void require(bool condition, const char* message) {
 }
 
 void check_shape(WeightFormat format, int64_t rows, int64_t cols) {
-  const bool superblocks = format == WeightFormat::Q4_K || format == WeightFormat::Q6_K;
   require(rows > 0, "rows must be positive");
-  require(cols > 0 && cols % (superblocks ? 256 : kGroupSize) == 0,
-          "cols must be a positive multiple of 32 (256 for Q4_K and Q6_K)");
+  require(cols > 0 && cols % kGroupSize == 0 && cols % format_info(format).superblock_size == 0,
+          "cols must be a positive multiple of 32 and of the format's superblock (256 for K-quants and IQ4_XS)");
 }
 
 int64_t row_blocks_of(int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }

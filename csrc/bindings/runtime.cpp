@@ -30,9 +30,9 @@ std::shared_ptr<WeightMatrix> make_matrix(WeightFormat format, int64_t rows, int
 
 void bind_runtime(nb::module_& m) {
   nb::enum_<WeightFormat>(m, "WeightFormat")
-      .value("F32", WeightFormat::F32).value("F16", WeightFormat::F16).value("BF16", WeightFormat::BF16)
-      .value("Q4_0", WeightFormat::Q4_0).value("Q4_1", WeightFormat::Q4_1).value("Q5_0", WeightFormat::Q5_0)
-      .value("Q8_0", WeightFormat::Q8_0).value("Q4_K", WeightFormat::Q4_K).value("Q6_K", WeightFormat::Q6_K);
+#define HOTLOOP_VALUE(name) .value(#name, WeightFormat::name)
+      HOTLOOP_FLOAT_FORMATS(HOTLOOP_VALUE) HOTLOOP_INTEGER_FORMATS(HOTLOOP_VALUE);
+#undef HOTLOOP_VALUE
   nb::enum_<KvDtype>(m, "KvDtype").value("F32", KvDtype::F32).value("F16", KvDtype::F16);
   nb::enum_<GatedActivation>(m, "GatedActivation")
       .value("silu", GatedActivation::SiLU).value("gelu_tanh", GatedActivation::GeluTanh);

@@ -33,11 +33,38 @@ struct Q5_0Group {            // w = d (q - 16), q = nibble + 16 high
 };
 static_assert(sizeof(Q5_0Group) == 176);
 
+// 5-bit codes in 5 registers: register j < 5 in the low five bits of codes[j]; the rest in the high three:
+// register 5: low three bits above register 0, high two in bits 5, 6 of codes[3]; register 6: low three above register 1,
+// then bit 5 of codes[4] and bit 7 of codes[3]; register 7: low three above register 2, high two in bits 6, 7 of codes[4].
+struct Q5_1Group {            // w = d q + m
+  uint16_t d[8];
+  uint16_t m[8];
+  uint8_t codes[5][32];       // q, 0..31
+};
+static_assert(sizeof(Q5_1Group) == 192);
+
 struct Q8_0Group {            // w = d q
   uint16_t d[8];
   int8_t q[256];              // register j at 32j; -128..127
 };
 static_assert(sizeof(Q8_0Group) == 272);
+
+struct Q2KSuperblock {        // 256 k = 8 groups; w = (d scale) q - (dmin min), scale and min per 16 k
+  uint16_t d[8];
+  uint16_t dmin[8];
+  uint8_t scales[8][8][2];    // [group][row][half]: scale | min << 4, 0..15; half 0 is for k 0..15 of the group
+  uint8_t codes[8][2][32];    // [group]: bits 2b, 2b + 1 of byte 4r + i of codes[h] = q of register 4h + b, 0..3
+};
+static_assert(sizeof(Q2KSuperblock) == 672);
+
+// 3-bit codes in 3 registers: registers 0, 1, 2 in bits 0..2 and registers 3, 4, 5 in bits 3..5 of codes[0], [1], [2];
+// low two bits of registers 6 and 7 in bits 6, 7 of codes[0] and [1], their third in bits 6 and 7 of codes[2].
+struct Q3KSuperblock {        // 256 k = 8 groups; w = (d (scale - 32)) (q - 4), scale per 16 k
+  uint16_t d[8];
+  uint8_t scales[8][12];      // packed as in Q4_K: scale of half 0 in the place of scale, of half 1 in that of min
+  uint8_t codes[8][3][32];    // [group]: q, 0..7
+};
+static_assert(sizeof(Q3KSuperblock) == 880);
 
 struct Q4KSuperblock {        // 256 k = 8 groups g; w = (d scale) q - (dmin min)
   uint16_t d[8];
@@ -46,6 +73,14 @@ struct Q4KSuperblock {        // 256 k = 8 groups g; w = (d scale) q - (dmin min
   uint8_t nibbles[8][128];    // group g, q 0..15
 };
 static_assert(sizeof(Q4KSuperblock) == 1152);
+
+struct Q5KSuperblock {        // 256 k = 8 groups; w = (d scale) q - (dmin min)
+  uint16_t d[8];
+  uint16_t dmin[8];
+  uint8_t scales[8][12];      // as in Q4_K
+  uint8_t codes[8][5][32];    // [group]: as in Q5_1
+};
+static_assert(sizeof(Q5KSuperblock) == 1408);
 
 struct Q6KGroup {
   int8_t scales[2][8];        // [half][row]: half 0 scales k 0..15 (registers 0..3), half 1 k 16..31
@@ -57,6 +92,22 @@ struct Q6KSuperblock {        // 256 k = 8 groups; w = (d scale) (q - 32), q = n
   Q6KGroup groups[8];
 };
 static_assert(sizeof(Q6KSuperblock) == 1680);
+
+// IQ4_NL is laid out as Q4_0Group: w = d table[q].
+
+struct IQ4XSSuperblock {      // 256 k = 8 groups; w = (d (scale - 32)) table[q]
+  uint16_t d[8];
+  uint8_t scales_low[8][4];   // [group]: nibble r = low four bits of row r's scale, 0..63
+  uint8_t scales_high[8][2];  // [group]: bits 2r, 2r + 1 of the u16 = high two bits
+  uint8_t nibbles[8][128];
+};
+static_assert(sizeof(IQ4XSSuperblock) == 1088);
+
+struct MXFP4Group {           // w = 2^(e - 128) table[q]
+  uint8_t e[8];
+  uint8_t nibbles[128];
+};
+static_assert(sizeof(MXFP4Group) == 136);
 
 // F32, F16, BF16: w[k][8 rows], no groups.
 

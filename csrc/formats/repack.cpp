@@ -52,22 +52,70 @@ void convert(const gguf::Q5_0& src, int r, layout::Q5_0Group& dst) {
   put_nibbles(src.qs, r, dst.nibbles);
 }
 
+// The low four bits of x to bit 0 of the four bytes.
+uint32_t bits_to_bytes(uint32_t x) { return (x & 15u) * 0x00204081u & 0x01010101u; }
+
+// c[j]: the codes of register j, one per byte. The bits above a code's own are zero.
+void put_five_bits(const uint32_t (&c)[8], int r, uint8_t (&codes)[5][32]) {
+  store_u32(codes[0] + 4 * r, c[0] | (c[5] & 0x07070707u) << 5);
+  store_u32(codes[1] + 4 * r, c[1] | (c[6] & 0x07070707u) << 5);
+  store_u32(codes[2] + 4 * r, c[2] | (c[7] & 0x07070707u) << 5);
+  store_u32(codes[3] + 4 * r, c[3] | (c[5] & 0x18181818u) << 2 | (c[6] & 0x10101010u) << 3);
+  store_u32(codes[4] + 4 * r, c[4] | (c[6] & 0x08080808u) << 2 | (c[7] & 0x18181818u) << 3);
+}
+
+void put_three_bits(const uint32_t (&c)[8], int r, uint8_t (&codes)[3][32]) {
+  store_u32(codes[0] + 4 * r, c[0] | c[3] << 3 | (c[6] & 0x03030303u) << 6);
+  store_u32(codes[1] + 4 * r, c[1] | c[4] << 3 | (c[7] & 0x03030303u) << 6);
+  store_u32(codes[2] + 4 * r, c[2] | c[5] << 3 | (c[6] & 0x04040404u) << 4 | (c[7] & 0x04040404u) << 5);
+}
+
+void put_two_bits(const uint32_t (&c)[8], int r, uint8_t (&codes)[2][32]) {
+  for (int h = 0; h < 2; ++h) {
+    store_u32(codes[h] + 4 * r, c[4 * h] | c[4 * h + 1] << 2 | c[4 * h + 2] << 4 | c[4 * h + 3] << 6);
+  }
+}
+
+// Two 6-bit numbers of row r in the 12 bytes of a group.
+void put_six_bits(int first, int second, int r, uint8_t (&scales)[12]) {
+  scales[r] = static_cast<uint8_t>(first | (second & 3) << 6);
+  uint8_t& pair = scales[8 + r / 2];  // rows come in ascending order: the even row resets the byte
+  pair = static_cast<uint8_t>((r & 1) ? pair | (second >> 2) << 4 : second >> 2);
+}
+
+void convert(const gguf::Q5_1& src, int r, layout::Q5_1Group& dst) {
+  dst.d[r] = load_u16(src.d);
+  dst.m[r] = load_u16(src.m);
+  const uint32_t qh = load_u32(src.qh);
+  uint32_t c[8];
+  for (int j = 0; j < 8; ++j) {
+    const uint32_t low = load_u32(src.qs + 4 * (j % 4)) >> (j < 4 ? 0 : 4) & 0x0f0f0f0fu;
+    c[j] = low | bits_to_bytes(qh >> (4 * j)) << 4;
+  }
+  put_five_bits(c, r, dst.codes);
+}
+
 void convert(const gguf::Q8_0& src, int r, layout::Q8_0Group& dst) {
   dst.d[r] = load_u16(src.d);
   uint8_t* q = reinterpret_cast<uint8_t*>(dst.q);
   for (int j = 0; j < 8; ++j) store_u32(q + 32 * j + 4 * r, load_u32(src.qs + 4 * j));
 }
 
+// The 6-bit scale and min of group g in the 12 bytes of Q4_K and Q5_K.
+struct ScaleMin {
+  int scale, min;
+};
+ScaleMin scale_min(const uint8_t (&b)[12], int g) {
+  if (g < 4) return {b[g] & 63, b[g + 4] & 63};
+  return {(b[g + 4] & 15) | (b[g - 4] >> 6) << 4, b[g + 4] >> 4 | (b[g] >> 6) << 4};
+}
+
 void convert(const gguf::Q4_K& src, int r, layout::Q4KSuperblock& dst) {
   dst.d[r] = load_u16(src.d);
   dst.dmin[r] = load_u16(src.dmin);
-  const uint8_t* b = src.scales;
   for (int g = 0; g < 8; ++g) {
-    const int scale = g < 4 ? b[g] & 63 : (b[g + 4] & 15) | (b[g - 4] >> 6) << 4;
-    const int min = g < 4 ? b[g + 4] & 63 : b[g + 4] >> 4 | (b[g] >> 6) << 4;
-    dst.scales[g][r] = static_cast<uint8_t>(scale | (min & 3) << 6);
-    uint8_t& pair = dst.scales[g][8 + r / 2];  // rows come in ascending order: the even row resets the byte
-    pair = static_cast<uint8_t>((r & 1) ? pair | (min >> 2) << 4 : min >> 2);
+    const ScaleMin s = scale_min(src.scales, g);
+    put_six_bits(s.scale, s.min, r, dst.scales[g]);
   }
   for (int c = 0; c < 4; ++c) {
     for (int j = 0; j < 4; ++j) {
@@ -77,6 +125,72 @@ void convert(const gguf::Q4_K& src, int r, layout::Q4KSuperblock& dst) {
       store_u32(dst.nibbles[2 * c + 1] + 32 * j + 4 * r, (lower >> 4 & 0x0f0f0f0fu) | (upper & 0xf0f0f0f0u));
     }
   }
+}
+
+void convert(const gguf::Q5_K& src, int r, layout::Q5KSuperblock& dst) {
+  dst.d[r] = load_u16(src.d);
+  dst.dmin[r] = load_u16(src.dmin);
+  for (int g = 0; g < 8; ++g) {
+    const ScaleMin s = scale_min(src.scales, g);
+    put_six_bits(s.scale, s.min, r, dst.scales[g]);
+    uint32_t c[8];
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t low = load_u32(src.qs + 32 * (g / 2) + 4 * j) >> (4 * (g % 2)) & 0x0f0f0f0fu;
+      c[j] = low | (load_u32(src.qh + 4 * j) >> g & 0x01010101u) << 4;
+    }
+    put_five_bits(c, r, dst.codes[g]);
+  }
+}
+
+void convert(const gguf::Q2_K& src, int r, layout::Q2KSuperblock& dst) {
+  dst.d[r] = load_u16(src.d);
+  dst.dmin[r] = load_u16(src.dmin);
+  for (int g = 0; g < 8; ++g) {
+    dst.scales[g][r][0] = src.scales[2 * g];
+    dst.scales[g][r][1] = src.scales[2 * g + 1];
+    uint32_t c[8];
+    for (int j = 0; j < 8; ++j) c[j] = load_u32(src.qs + 32 * (g / 4) + 4 * j) >> (2 * (g % 4)) & 0x03030303u;
+    put_two_bits(c, r, dst.codes[g]);
+  }
+}
+
+void convert(const gguf::Q3_K& src, int r, layout::Q3KSuperblock& dst) {
+  dst.d[r] = load_u16(src.d);
+  const auto scale = [&](int i) {
+    return (src.scales[i % 8] >> (4 * (i / 8)) & 15) | (src.scales[8 + i % 4] >> (2 * (i / 4)) & 3) << 4;
+  };
+  for (int g = 0; g < 8; ++g) {
+    put_six_bits(scale(2 * g), scale(2 * g + 1), r, dst.scales[g]);
+    uint32_t c[8];
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t low = load_u32(src.qs + 32 * (g / 4) + 4 * j) >> (2 * (g % 4)) & 0x03030303u;
+      c[j] = low | (load_u32(src.hmask + 4 * j) >> g & 0x01010101u) << 2;
+    }
+    put_three_bits(c, r, dst.codes[g]);
+  }
+}
+
+void convert(const gguf::IQ4_NL& src, int r, layout::Q4_0Group& dst) {
+  dst.d[r] = load_u16(src.d);
+  put_nibbles(src.qs, r, dst.nibbles);
+}
+
+void convert(const gguf::IQ4_XS& src, int r, layout::IQ4XSSuperblock& dst) {
+  dst.d[r] = load_u16(src.d);
+  for (int g = 0; g < 8; ++g) {
+    const int low = src.scales_l[g / 2] >> (4 * (g % 2)) & 15;
+    const int high = src.scales_h[g / 4] >> (2 * (g % 4)) & 3;
+    uint8_t& low_pair = dst.scales_low[g][r / 2];  // rows come in ascending order: the first of a byte resets it
+    uint8_t& high_four = dst.scales_high[g][r / 4];
+    low_pair = static_cast<uint8_t>(r % 2 ? low_pair | low << 4 : low);
+    high_four = static_cast<uint8_t>(r % 4 ? high_four | high << (2 * (r % 4)) : high);
+    put_nibbles(src.qs + 16 * g, r, dst.nibbles[g]);
+  }
+}
+
+void convert(const gguf::MXFP4& src, int r, layout::MXFP4Group& dst) {
+  dst.e[r] = src.e;
+  put_nibbles(src.qs, r, dst.nibbles);
 }
 
 void convert(const gguf::Q6_K& src, int r, layout::Q6KSuperblock& dst) {
@@ -104,6 +218,22 @@ void convert(const gguf::Q6_K& src, int r, layout::Q6KSuperblock& dst) {
     }
   }
 }
+
+// format (the superblock in a file has its name), superblock of 8 rows, k in either
+#define HOTLOOP_SUPERBLOCKS(X)  \
+  X(Q4_0, Q4_0Group, 32)        \
+  X(Q4_1, Q4_1Group, 32)        \
+  X(Q5_0, Q5_0Group, 32)        \
+  X(Q5_1, Q5_1Group, 32)        \
+  X(Q8_0, Q8_0Group, 32)        \
+  X(Q2_K, Q2KSuperblock, 256)   \
+  X(Q3_K, Q3KSuperblock, 256)   \
+  X(Q4_K, Q4KSuperblock, 256)   \
+  X(Q5_K, Q5KSuperblock, 256)   \
+  X(Q6_K, Q6KSuperblock, 256)   \
+  X(IQ4_NL, Q4_0Group, 32)      \
+  X(IQ4_XS, IQ4XSSuperblock, 256) \
+  X(MXFP4, MXFP4Group, 32)
 
 template <class Source, class Target>
 void repack_blocks(const uint8_t* src, int64_t rows, int64_t blocks_per_row, int64_t begin, int64_t end, uint8_t* dst) {
@@ -141,19 +271,24 @@ void repack_floats(const uint8_t* src, int64_t rows, int64_t cols, int64_t begin
 
 }  // namespace
 
-int64_t source_row_bytes(WeightFormat format, int64_t cols) {
+FormatInfo format_info(WeightFormat format) {
   switch (format) {
-    case WeightFormat::F32: return cols * 4;
-    case WeightFormat::F16:
-    case WeightFormat::BF16: return cols * 2;
-    case WeightFormat::Q4_0: return cols / 32 * static_cast<int64_t>(sizeof(gguf::Q4_0));
-    case WeightFormat::Q4_1: return cols / 32 * static_cast<int64_t>(sizeof(gguf::Q4_1));
-    case WeightFormat::Q5_0: return cols / 32 * static_cast<int64_t>(sizeof(gguf::Q5_0));
-    case WeightFormat::Q8_0: return cols / 32 * static_cast<int64_t>(sizeof(gguf::Q8_0));
-    case WeightFormat::Q4_K: return cols / 256 * static_cast<int64_t>(sizeof(gguf::Q4_K));
-    case WeightFormat::Q6_K: return cols / 256 * static_cast<int64_t>(sizeof(gguf::Q6_K));
+    case WeightFormat::F32: return {"F32", 1, 4};
+    case WeightFormat::F16: return {"F16", 1, 2};
+    case WeightFormat::BF16: return {"BF16", 1, 2};
+#define HOTLOOP_CASE(name, target, k)                                \
+  case WeightFormat::name:                                           \
+    static_assert(sizeof(layout::target) == 8 * sizeof(gguf::name)); \
+    return {#name, k, static_cast<int64_t>(sizeof(gguf::name))};
+      HOTLOOP_SUPERBLOCKS(HOTLOOP_CASE)
+#undef HOTLOOP_CASE
   }
-  return 0;
+  return {"", 1, 0};
+}
+
+int64_t source_row_bytes(WeightFormat format, int64_t cols) {
+  const FormatInfo info = format_info(format);
+  return cols / info.superblock_size * info.superblock_bytes;
 }
 
 int64_t row_block_bytes(WeightFormat format, int64_t cols) { return kRowBlock * source_row_bytes(format, cols); }
@@ -166,18 +301,10 @@ void repack(WeightFormat format, const uint8_t* src, int64_t rows, int64_t cols,
     case WeightFormat::F32: return repack_floats<uint32_t>(src, rows, cols, begin, end, dst);
     case WeightFormat::F16:
     case WeightFormat::BF16: return repack_floats<uint16_t>(src, rows, cols, begin, end, dst);
-    case WeightFormat::Q4_0:
-      return repack_blocks<gguf::Q4_0, layout::Q4_0Group>(src, rows, cols / 32, begin, end, dst);
-    case WeightFormat::Q4_1:
-      return repack_blocks<gguf::Q4_1, layout::Q4_1Group>(src, rows, cols / 32, begin, end, dst);
-    case WeightFormat::Q5_0:
-      return repack_blocks<gguf::Q5_0, layout::Q5_0Group>(src, rows, cols / 32, begin, end, dst);
-    case WeightFormat::Q8_0:
-      return repack_blocks<gguf::Q8_0, layout::Q8_0Group>(src, rows, cols / 32, begin, end, dst);
-    case WeightFormat::Q4_K:
-      return repack_blocks<gguf::Q4_K, layout::Q4KSuperblock>(src, rows, cols / 256, begin, end, dst);
-    case WeightFormat::Q6_K:
-      return repack_blocks<gguf::Q6_K, layout::Q6KSuperblock>(src, rows, cols / 256, begin, end, dst);
+#define HOTLOOP_CASE(name, target, k) \
+  case WeightFormat::name: return repack_blocks<gguf::name, layout::target>(src, rows, cols / k, begin, end, dst);
+      HOTLOOP_SUPERBLOCKS(HOTLOOP_CASE)
+#undef HOTLOOP_CASE
   }
 }
 

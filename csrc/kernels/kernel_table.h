@@ -12,13 +12,20 @@ constexpr int kRowBlock = 8;     // repacked matrices interleave 8 rows
 constexpr int kSpan = 256;       // attention spans, aligned to absolute positions
 constexpr int kLanes = 16;       // virtual width of every float reduction
 
-enum class WeightFormat : int32_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K };
+// The formats with kernels, by their names in GGUF. Everything that goes through all of them is made from these lists.
+#define HOTLOOP_FLOAT_FORMATS(X) X(F32) X(F16) X(BF16)
+#define HOTLOOP_INTEGER_FORMATS(X) \
+  X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(MXFP4)
+
+#define HOTLOOP_ENUMERATOR(name) name,
+enum class WeightFormat : int32_t { HOTLOOP_FLOAT_FORMATS(HOTLOOP_ENUMERATOR) HOTLOOP_INTEGER_FORMATS(HOTLOOP_ENUMERATOR) };
+#undef HOTLOOP_ENUMERATOR
 enum class KvDtype : int32_t { F32, F16 };
 enum class GatedActivation : int32_t { SiLU, GeluTanh };
 enum class RopeStyle : int32_t { Interleaved, HalfSplit };  // adjacent pairs (llama GGUF) | x[i], x[i + rot/2] (neox)
 
 // A weight matrix [rows, cols] in its repacked layout: ceil(rows / 8) row blocks, each row_block_bytes(format, cols)
-// long; rows past the end are zero. cols is a multiple of 32 (of 256 for K-quants); data is 64-byte aligned.
+// long; rows past the end are zero. cols is a multiple of 32 and of the superblock_size; data is 64-byte aligned.
 struct Matrix {
   WeightFormat format;
   int64_t rows;
@@ -111,6 +118,12 @@ constexpr int64_t attention_scratch_floats(int32_t head_dim) {
 }
 
 // formats/repack.cpp: instruction-set independent.
+struct FormatInfo {
+  const char* name;
+  int64_t superblock_size;   // cols are a multiple of it
+  int64_t superblock_bytes;  // in a GGUF file
+};
+FormatInfo format_info(WeightFormat format);
 int64_t row_block_bytes(WeightFormat format, int64_t cols);     // bytes of 8 interleaved rows
 int64_t source_row_bytes(WeightFormat format, int64_t cols);    // bytes of a row in a GGUF file
 // Repack GGUF rows [8 * row_block_begin, ...) of w into dst (which points at row block row_block_begin).

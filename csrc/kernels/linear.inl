@@ -2,10 +2,13 @@
 //
 // The arithmetic, the same for every number of tokens, every tile and every instruction set: an output element is one
 // f32 chain, acc = +0.0, over the groups of 32 in K order; `idot` is the exact integer dot product inside the group.
-//   Q4_0, Q5_0, Q8_0   acc = fma(idot, d * x_scale, acc)                           idot with signed q
-//   Q4_1               acc = fma(idot, d * x_scale, acc); acc = fma(m, scaled_sum, acc)          unsigned q
-//   Q4_K               acc = fma(idot, (d scale) * x_scale, acc); acc = fma(-(dmin min), scaled_sum, acc)  unsigned q
-//   Q6_K               acc = fma(s0 idot0 + s1 idot1, d * x_scale, acc)             q - 32, integer below 2^24
+//   Q4_0, Q5_0, Q8_0, IQ4_NL, MXFP4   acc = fma(idot, d * x_scale, acc)                          idot with signed codes
+//   IQ4_XS       acc = fma(idot, (d scale) * x_scale, acc)                                       signed scale
+//   Q4_1, Q5_1   acc = fma(idot, d * x_scale, acc); acc = fma(m, scaled_sum, acc)                unsigned codes
+//   Q4_K, Q5_K   acc = fma(idot, (d scale) * x_scale, acc); acc = fma(-(dmin min), scaled_sum, acc)
+//   Q3_K, Q6_K   acc = fma(s0 idot0 + s1 idot1, d * x_scale, acc)     0, 1: the halves of the group, an exact integer
+//   Q2_K         the same, unsigned; then acc = fma(-(m0 sum0 + m1 sum1), dmin * x_scale, acc)
+// No integer reaches 2^24, so every conversion to f32 is exact (docs/weight-layouts.md).
 //   F32, F16, BF16     acc = fma(w[k], x[k], acc) over k
 // With f32 activations (test mode) quantized weights are dequantized and take the last form.
 #include "formats/layouts.h"
@@ -49,15 +52,12 @@ void linear(const Matrix& w, const Activations& x, int64_t row_block_begin, int6
   if (row_block_begin >= row_block_end || token_begin >= token_end) return;
   const lin::Range range{row_block_begin, row_block_end, token_begin, token_end, out, out_stride};
   switch (w.format) {
-    case WeightFormat::F32: return lin::linear_floats<lin::F32>(w, x, range);
-    case WeightFormat::F16: return lin::linear_floats<lin::F16>(w, x, range);
-    case WeightFormat::BF16: return lin::linear_floats<lin::BF16>(w, x, range);
-    case WeightFormat::Q4_0: return lin::linear_quantized<lin::Q4_0>(w, x, range);
-    case WeightFormat::Q4_1: return lin::linear_quantized<lin::Q4_1>(w, x, range);
-    case WeightFormat::Q5_0: return lin::linear_quantized<lin::Q5_0>(w, x, range);
-    case WeightFormat::Q8_0: return lin::linear_quantized<lin::Q8_0>(w, x, range);
-    case WeightFormat::Q4_K: return lin::linear_quantized<lin::Q4_K>(w, x, range);
-    case WeightFormat::Q6_K: return lin::linear_quantized<lin::Q6_K>(w, x, range);
+#define HOTLOOP_CASE(name) case WeightFormat::name: return lin::linear_floats<lin::name>(w, x, range);
+    HOTLOOP_FLOAT_FORMATS(HOTLOOP_CASE)
+#undef HOTLOOP_CASE
+#define HOTLOOP_CASE(name) case WeightFormat::name: return lin::linear_quantized<lin::name>(w, x, range);
+    HOTLOOP_INTEGER_FORMATS(HOTLOOP_CASE)
+#undef HOTLOOP_CASE
   }
 }
 
@@ -65,15 +65,10 @@ void dequantize_row(const Matrix& w, int64_t row, float* out) {
   const int64_t row_block = row / kRowBlock;
   const int r = static_cast<int>(row % kRowBlock);
   switch (w.format) {
-    case WeightFormat::F32: return lin::dequantize_row_of<lin::values::F32>(w, row_block, r, out);
-    case WeightFormat::F16: return lin::dequantize_row_of<lin::values::F16>(w, row_block, r, out);
-    case WeightFormat::BF16: return lin::dequantize_row_of<lin::values::BF16>(w, row_block, r, out);
-    case WeightFormat::Q4_0: return lin::dequantize_row_of<lin::values::Q4_0>(w, row_block, r, out);
-    case WeightFormat::Q4_1: return lin::dequantize_row_of<lin::values::Q4_1>(w, row_block, r, out);
-    case WeightFormat::Q5_0: return lin::dequantize_row_of<lin::values::Q5_0>(w, row_block, r, out);
-    case WeightFormat::Q8_0: return lin::dequantize_row_of<lin::values::Q8_0>(w, row_block, r, out);
-    case WeightFormat::Q4_K: return lin::dequantize_row_of<lin::values::Q4_K>(w, row_block, r, out);
-    case WeightFormat::Q6_K: return lin::dequantize_row_of<lin::values::Q6_K>(w, row_block, r, out);
+#define HOTLOOP_CASE(name) case WeightFormat::name: return lin::dequantize_row_of<lin::values::name>(w, row_block, r, out);
+    HOTLOOP_FLOAT_FORMATS(HOTLOOP_CASE)
+    HOTLOOP_INTEGER_FORMATS(HOTLOOP_CASE)
+#undef HOTLOOP_CASE
   }
 }
 

@@ -53,7 +53,8 @@ inline ActivationScale activation_scale(uint32_t max_magnitude_bits) {
 }
 
 // Per format: `code` of row r at k = 0..31 of group g, the `scale` of row r in one half (16 k) of the group, and what
-// they stand for. Codes are signed: the offset of Q4_0, Q5_0 and Q6_K is already taken off.
+// they stand for. Codes are signed: offsets are already taken off and
+// codebooks looked up.
 namespace values {
 
 struct Unscaled {};
@@ -67,6 +68,40 @@ inline int nibble(const uint8_t* nibbles, int r, int k) {
   const int byte = nibbles[32 * (k / 4 % 4) + 4 * r + k % 4];
   return k < 16 ? byte & 15 : byte >> 4;
 }
+
+// q of the packed codes (formats/layouts.h).
+inline int five_bits(const uint8_t (&codes)[5][32], int r, int k) {
+  const int j = k / 4;
+  const int at = 4 * r + k % 4;
+  if (j < 5) return codes[j][at] & 31;
+  const int low = codes[j - 5][at] >> 5;
+  if (j == 5) return low | (codes[3][at] >> 5 & 3) << 3;
+  if (j == 6) return low | (codes[4][at] >> 5 & 1) << 3 | (codes[3][at] >> 7) << 4;
+  return low | (codes[4][at] >> 6) << 3;
+}
+
+inline int three_bits(const uint8_t (&codes)[3][32], int r, int k) {
+  const int j = k / 4;
+  const int at = 4 * r + k % 4;
+  if (j < 6) return codes[j % 3][at] >> (j / 3 * 3) & 7;
+  return codes[j - 6][at] >> 6 | (codes[2][at] >> j & 1) << 2;
+}
+
+inline int two_bits(const uint8_t (&codes)[2][32], int r, int k) {
+  return codes[k / 16][4 * r + k % 4] >> (2 * (k / 4 % 4)) & 3;
+}
+
+// The two 6-bit numbers of row r in a group's 12 bytes.
+inline int first_six_bits(const uint8_t (&scales)[12], int r) { return scales[r] & 63; }
+inline int second_six_bits(const uint8_t (&scales)[12], int r) {
+  return scales[r] >> 6 | (scales[8 + r / 2] >> (4 * (r % 2)) & 15) << 2;
+}
+
+// 2^(e - 128); the two smallest are subnormal.
+inline float half_e8m0(int e) { return from_bits(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23); }
+
+constexpr int8_t kIq4Codebook[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kMxfp4Codebook[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 inline int high_bit(const uint8_t* high, int r, int k) { return high[4 * r + k % 4] >> (k / 4) & 1; }
 
@@ -125,6 +160,16 @@ struct Q5_0 {
   }
 };
 
+struct Q5_1 {
+  static const layout::Q5_1Group& group(const uint8_t* block, int64_t g) {
+    return group_at<layout::Q5_1Group>(block, g);
+  }
+  static ScaleMin scale(const uint8_t* block, int64_t g, int, int r) {
+    return {half_to_float(group(block, g).d[r]), half_to_float(group(block, g).m[r])};
+  }
+  static int code(const uint8_t* block, int64_t g, int r, int k) { return five_bits(group(block, g).codes, r, k); }
+};
+
 struct Q8_0 {
   static const layout::Q8_0Group& group(const uint8_t* block, int64_t g) {
     return group_at<layout::Q8_0Group>(block, g);
@@ -135,22 +180,77 @@ struct Q8_0 {
   }
 };
 
+struct Q2_K {
+  static const layout::Q2KSuperblock& superblock(const uint8_t* block, int64_t g) {
+    return group_at<layout::Q2KSuperblock>(block, g / 8);
+  }
+  static float superblock_scale(const uint8_t* block, int64_t g, int r) {
+    return half_to_float(superblock(block, g).d[r]);
+  }
+  static float superblock_min(const uint8_t* block, int64_t g, int r) {
+    return half_to_float(superblock(block, g).dmin[r]);
+  }
+  static int half_scale(const uint8_t* block, int64_t g, int half, int r) {
+    return superblock(block, g).scales[g % 8][r][half] & 15;
+  }
+  static int half_min(const uint8_t* block, int64_t g, int half, int r) {
+    return superblock(block, g).scales[g % 8][r][half] >> 4;
+  }
+  static ScaleMin scale(const uint8_t* block, int64_t g, int half, int r) {
+    return {superblock_scale(block, g, r) * static_cast<float>(half_scale(block, g, half, r)),
+            -(superblock_min(block, g, r) * static_cast<float>(half_min(block, g, half, r)))};
+  }
+  static int code(const uint8_t* block, int64_t g, int r, int k) {
+    return two_bits(superblock(block, g).codes[g % 8], r, k);
+  }
+};
+
+struct Q3_K {
+  static const layout::Q3KSuperblock& superblock(const uint8_t* block, int64_t g) {
+    return group_at<layout::Q3KSuperblock>(block, g / 8);
+  }
+  static float superblock_scale(const uint8_t* block, int64_t g, int r) {
+    return half_to_float(superblock(block, g).d[r]);
+  }
+  static int half_scale(const uint8_t* block, int64_t g, int half, int r) {
+    const uint8_t(&scales)[12] = superblock(block, g).scales[g % 8];
+    return (half == 0 ? first_six_bits(scales, r) : second_six_bits(scales, r)) - 32;
+  }
+  static float scale(const uint8_t* block, int64_t g, int half, int r) {
+    return superblock_scale(block, g, r) * static_cast<float>(half_scale(block, g, half, r));
+  }
+  static int code(const uint8_t* block, int64_t g, int r, int k) {
+    return three_bits(superblock(block, g).codes[g % 8], r, k) - 4;
+  }
+};
+
+template <class Superblock>
+ScaleMin scale_min_of(const Superblock& w, int64_t g, int r) {
+  return {half_to_float(w.d[r]) * static_cast<float>(first_six_bits(w.scales[g % 8], r)),
+          -(half_to_float(w.dmin[r]) * static_cast<float>(second_six_bits(w.scales[g % 8], r)))};
+}
+
 struct Q4_K {
   static const layout::Q4KSuperblock& superblock(const uint8_t* block, int64_t g) {
     return group_at<layout::Q4KSuperblock>(block, g / 8);
   }
-  static int scale_code(const uint8_t* scales, int r) { return scales[r] & 63; }
-  static int min_code(const uint8_t* scales, int r) {
-    return scales[r] >> 6 | (scales[8 + r / 2] >> (4 * (r % 2)) & 15) << 2;
-  }
   static ScaleMin scale(const uint8_t* block, int64_t g, int, int r) {
-    const layout::Q4KSuperblock& w = superblock(block, g);
-    const uint8_t* scales = w.scales[g % 8];
-    return {half_to_float(w.d[r]) * static_cast<float>(scale_code(scales, r)),
-            -(half_to_float(w.dmin[r]) * static_cast<float>(min_code(scales, r)))};
+    return scale_min_of(superblock(block, g), g, r);
   }
   static int code(const uint8_t* block, int64_t g, int r, int k) {
     return nibble(superblock(block, g).nibbles[g % 8], r, k);
+  }
+};
+
+struct Q5_K {
+  static const layout::Q5KSuperblock& superblock(const uint8_t* block, int64_t g) {
+    return group_at<layout::Q5KSuperblock>(block, g / 8);
+  }
+  static ScaleMin scale(const uint8_t* block, int64_t g, int, int r) {
+    return scale_min_of(superblock(block, g), g, r);
+  }
+  static int code(const uint8_t* block, int64_t g, int r, int k) {
+    return five_bits(superblock(block, g).codes[g % 8], r, k);
   }
 };
 
@@ -171,6 +271,41 @@ struct Q6_K {
     const layout::Q6KGroup& w = superblock(block, g).groups[g % 8];
     const int high = w.high[k / 16][4 * r + k % 4] >> (2 * (k / 4 % 4)) & 3;
     return (nibble(w.nibbles, r, k) | high << 4) - 32;
+  }
+};
+
+struct IQ4_NL {
+  static const layout::Q4_0Group& group(const uint8_t* block, int64_t g) {
+    return group_at<layout::Q4_0Group>(block, g);
+  }
+  static float scale(const uint8_t* block, int64_t g, int, int r) { return half_to_float(group(block, g).d[r]); }
+  static int code(const uint8_t* block, int64_t g, int r, int k) {
+    return kIq4Codebook[nibble(group(block, g).nibbles, r, k)];
+  }
+};
+
+struct IQ4_XS {
+  static const layout::IQ4XSSuperblock& superblock(const uint8_t* block, int64_t g) {
+    return group_at<layout::IQ4XSSuperblock>(block, g / 8);
+  }
+  static float scale(const uint8_t* block, int64_t g, int, int r) {
+    const layout::IQ4XSSuperblock& w = superblock(block, g);
+    const int low = w.scales_low[g % 8][r / 2] >> (4 * (r % 2)) & 15;
+    const int high = w.scales_high[g % 8][r / 4] >> (2 * (r % 4)) & 3;
+    return half_to_float(w.d[r]) * static_cast<float>((low | high << 4) - 32);
+  }
+  static int code(const uint8_t* block, int64_t g, int r, int k) {
+    return kIq4Codebook[nibble(superblock(block, g).nibbles[g % 8], r, k)];
+  }
+};
+
+struct MXFP4 {
+  static const layout::MXFP4Group& group(const uint8_t* block, int64_t g) {
+    return group_at<layout::MXFP4Group>(block, g);
+  }
+  static float scale(const uint8_t* block, int64_t g, int, int r) { return half_e8m0(group(block, g).e[r]); }
+  static int code(const uint8_t* block, int64_t g, int r, int k) {
+    return kMxfp4Codebook[nibble(group(block, g).nibbles, r, k)];
   }
 };
 

@@ -50,12 +50,41 @@ struct HalvesScaled : Format {
   }
 };
 
+// w = (d scale) code - dmin min: integers scale and min for each half; the halves' mins weigh the sums of activations.
+template <class V>
+struct HalvesScaledWithMin : Format {
+  using Values = V;
+  struct Factors {
+    float d, dmin;
+    int scale[2], min[2];
+  };
+  static Factors factors(const uint8_t* block, int64_t g, int r) {
+    return {V::superblock_scale(block, g, r),
+            V::superblock_min(block, g, r),
+            {V::half_scale(block, g, 0, r), V::half_scale(block, g, 1, r)},
+            {V::half_min(block, g, 0, r), V::half_min(block, g, 1, r)}};
+  }
+  static float accumulate(float acc, const int32_t (&idot)[2], const Factors& w, const XGroup& x) {
+    const int scaled = w.scale[0] * idot[0] + w.scale[1] * idot[1];
+    const int mins = w.min[0] * x.sum16[0] + w.min[1] * x.sum16[1];
+    acc = __builtin_fmaf(static_cast<float>(scaled), w.d * x.scale, acc);
+    return __builtin_fmaf(-static_cast<float>(mins), w.dmin * x.scale, acc);
+  }
+};
+
 struct Q4_0 : Scaled<values::Q4_0> {};
 struct Q4_1 : ScaledWithMin<values::Q4_1> {};
 struct Q5_0 : Scaled<values::Q5_0> {};
+struct Q5_1 : ScaledWithMin<values::Q5_1> {};
 struct Q8_0 : Scaled<values::Q8_0> {};
+struct Q2_K : HalvesScaledWithMin<values::Q2_K> {};
+struct Q3_K : HalvesScaled<values::Q3_K> {};
 struct Q4_K : ScaledWithMin<values::Q4_K> {};
+struct Q5_K : ScaledWithMin<values::Q5_K> {};
 struct Q6_K : HalvesScaled<values::Q6_K> {};
+struct IQ4_NL : Scaled<values::IQ4_NL> {};
+struct IQ4_XS : Scaled<values::IQ4_XS> {};
+struct MXFP4 : Scaled<values::MXFP4> {};
 
 // One group of a row block is unpacked at a time, then all tokens pass over it; the chains rest in `out` meanwhile.
 template <class F>

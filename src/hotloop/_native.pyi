@@ -21,11 +21,25 @@ class WeightFormat(enum.Enum):
 
     Q5_0 = 5
 
-    Q8_0 = 6
+    Q5_1 = 6
 
-    Q4_K = 7
+    Q8_0 = 7
 
-    Q6_K = 8
+    Q2_K = 8
+
+    Q3_K = 9
+
+    Q4_K = 10
+
+    Q5_K = 11
+
+    Q6_K = 12
+
+    IQ4_NL = 13
+
+    IQ4_XS = 14
+
+    MXFP4 = 15
 
 class KvDtype(enum.Enum):
     F32 = 0

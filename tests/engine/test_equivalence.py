@@ -18,6 +18,8 @@ MODELS = [
     ("qwen3", "Q8_0"),
     ("gemma3", {"*": "Q4_0", "token_embd": "Q8_0", "ffn_down": "F16"}),
     ("llama", {"*": "BF16", "ffn_up": "F32", "ffn_gate": "Q8_0"}),
+    ("qwen3", {"*": "Q3_K", "token_embd": "Q5_K", "output": "Q6_K", "ffn_down": "Q5_K", "attn_v": "Q5_K", "attn_k": "Q2_K"}),
+    ("llama", {"*": "IQ4_XS", "token_embd": "IQ4_NL", "ffn_gate": "MXFP4", "attn_v": "Q5_1"}),
 ]
 TOKENS = random_tokens(11, 100)
 

@@ -7,14 +7,29 @@ from numpy.typing import NDArray
 
 from hotloop import _native
 from hotloop.quant.activations import GROUP_SIZE, quantize_activations
+from hotloop.quant.codecs import UNPACK
 from hotloop.quant.formats import WEIGHT_FORMATS, dequantize, unpack
 
 FLOAT_FORMATS = ("F32", "F16", "BF16")
-INTEGER_FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")
+INTEGER_FORMATS = tuple(UNPACK)
 FORMATS = FLOAT_FORMATS + INTEGER_FORMATS
 
 # Byte offsets of the f16 scales in a superblock as stored in a file.
-F16_OFFSETS = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
+F16_OFFSETS: dict[str, tuple[int, ...]] = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "MXFP4": (),
+}
 UNIT = 2.0**-24  # largest relative error of one f32 rounding
 
 
@@ -63,7 +78,14 @@ def random_weights(
     source = superblocks.astype(np.uint8)
     for offset in F16_OFFSETS[format]:
         put_f16(source, offset, rng.uniform(*scales, len(source)))
+    if format == "MXFP4":
+        put_exponents(source, rng.uniform(*scales, len(source)))
     return Weights(format, rows, cols, source.reshape(-1))
+
+
+def put_exponents(superblocks: NDArray[np.uint8], values: NDArray[np.float64] | float) -> None:
+    """Write the exponents of the powers of two at or below |values| into MXFP4 superblocks; 0 gives the least."""
+    superblocks[:, 0] = (128 + np.frexp(values)[1] - 1).clip(0, 255) * (np.asarray(values) != 0)
 
 
 def put_f16(superblocks: NDArray[np.uint8], offset: int, values: NDArray[np.floating] | float) -> None:

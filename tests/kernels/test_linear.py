@@ -11,6 +11,7 @@ from kernels.linear_cases import (
     INTEGER_FORMATS,
     Weights,
     assert_same_bits,
+    put_exponents,
     put_f16,
     random_activations,
     random_weights,
@@ -99,18 +100,22 @@ def test_long_rows_have_the_same_bits(isa: str, format: str, rng: np.random.Gene
         assert_same_bits(weights.linear(isa, x), weights.linear("scalar", x))
 
 
+# Where a superblock keeps the scales and minimums of its groups.
+SCALE_BYTES = {"Q2_K": (0, 16), "Q3_K": (96, 108), "Q4_K": (4, 16), "Q5_K": (4, 16), "Q6_K": (192, 208), "IQ4_XS": (2, 8)}
+
+
 def saturated(format: str, code_byte: int, scale_byte: int, cols: int) -> Weights:
     """All code bytes equal (0xff: every code at its largest; 0x80: every i8 -128), scales 1."""
     weight_format = WEIGHT_FORMATS[format]
     source = np.full(
         (8 * cols // weight_format.superblock_size, weight_format.superblock_bytes), code_byte, np.uint8
     )
-    if format == "Q4_K":
-        source[:, 4:16] = scale_byte
-    if format == "Q6_K":
-        source[:, 192:208] = scale_byte
+    first, last = SCALE_BYTES.get(format, (0, 0))
+    source[:, first:last] = scale_byte
     for offset in F16_OFFSETS[format]:
         put_f16(source, offset, 1.0)
+    if format == "MXFP4":
+        put_exponents(source, 1.0)
     return Weights(format, 8, cols, source.reshape(-1))
 
 
@@ -132,12 +137,11 @@ def test_extreme_codes_do_not_saturate(isa: str, format: str, code_byte: int, sc
     expected, tolerance = reference_int8(weights, x)
     actual = weights.linear(isa, x)
     assert (np.abs(actual - expected) <= tolerance).all()
-    if format in (
-        "Q4_0",
-        "Q5_0",
-        "Q8_0",
-    ):  # with scales 1 and no minimums all sums are integers below 2^24: exact
+    if format not in SCALE_BYTES and format not in ("Q4_1", "Q5_1"):
+        # With scales 1 and no minimums all sums are integers below 2^24: exact.
         np.testing.assert_array_equal(actual, expected)
+    else:
+        assert_same_bits(actual, weights.linear("scalar", x))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ def test_zero_subnormal_huge_and_negative_scales(
         actual = weights.linear(isa, x)
         assert_same_bits(actual, weights.linear("scalar", x))
         assert (np.abs(actual - expected) <= tolerance).all()
-        if scales == (0.0, 0.0):
+        if scales == (0.0, 0.0) and format != "MXFP4":
             assert not actual.any()
 
 
@@ -178,7 +182,7 @@ def test_poisoned_token_is_visible_and_alone(
     assert_same_bits(actual, weights.linear("scalar", x))
 
 
-@pytest.mark.parametrize("format", INTEGER_FORMATS)
+@pytest.mark.parametrize("format", [format for format in INTEGER_FORMATS if F16_OFFSETS[format]])
 def test_infinite_weight_scale_stays_in_its_row(isa: str, format: str, rng: np.random.Generator) -> None:
     cols = minimal_cols(format)
     weights = random_weights(format, 16, cols, rng)

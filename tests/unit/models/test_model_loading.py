@@ -11,6 +11,7 @@ import pytest
 from hotloop.errors import ModelFileError
 from hotloop.models.reference import reference_logits
 from hotloop.models.registry import ARCHITECTURES, Model, load_model_spec
+from hotloop.quant.formats import WEIGHT_FORMATS
 from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.gguf_writer import WritableTensor, WritableValue
 from tiny_models import every_format, random_tokens, write_tiny_model
@@ -180,9 +181,10 @@ def test_formats_may_differ_per_tensor(architecture: str, id: str, formats: obje
 
 
 def test_unsupported_formats_are_named_with_the_supported_ones(tmp_path: Path) -> None:
-    odd = ("Q5_1", (64, 96), np.zeros(64 * 3 * 24, np.uint8))
-    with pytest.raises(ModelFileError, match=r"blk\.1\.ffn_down\.weight is Q5_1 \(supported: F32, .*Q4_K"):
-        load_with(tmp_path, tensors={"blk.1.ffn_down.weight": odd})
+    for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ2_0"):
+        odd = (name, (64, 256), np.zeros(64 * WEIGHT_FORMATS[name].superblock_bytes, np.uint8))
+        with pytest.raises(ModelFileError, match=rf"blk\.1\.ffn_down\.weight is {name} \(supported: F32, .*MXFP4\)"):
+            load(write_tiny_model(tmp_path / "m.gguf", tensors={"blk.1.ffn_down.weight": odd}, intermediate_size=256))
     with pytest.raises(ModelFileError, match=r"output_norm\.weight is Q8_0 \(supported: F32, F16, BF16\)"):
         load_with(tmp_path, tensors={"output_norm.weight": ("Q8_0", (64,), np.zeros(68, np.uint8))})
 
