@@ -35,8 +35,9 @@ void add(Program& program, OpType op) {
   program.add(std::make_unique<OpType>(std::move(op)));
 }
 
-void replay(Program& program, const Int32s& token_ids, const Int32s& positions, const Int32s& query_start,
-            const Int32s& logits_rows, const std::vector<std::pair<Table, Int64s>>& groups) {
+// The batch header; it points into its arguments.
+Batch make_batch(const Int32s& token_ids, const Int32s& positions, const Int32s& query_start, const Int32s& logits_rows,
+                 const std::vector<std::pair<Table, Int64s>>& groups) {
   Batch batch;
   batch.tokens = static_cast<int64_t>(token_ids.size());
   batch.requests = static_cast<int64_t>(query_start.size()) - 1;
@@ -52,8 +53,23 @@ void replay(Program& program, const Int32s& token_ids, const Int32s& positions, 
           "batch header: a KV group's extents disagree");
     batch.groups.push_back({table.data(), static_cast<int64_t>(table.shape(1)), slots.data()});
   }
+  return batch;
+}
+
+void replay(Program& program, const Int32s& token_ids, const Int32s& positions, const Int32s& query_start,
+            const Int32s& logits_rows, const std::vector<std::pair<Table, Int64s>>& groups) {
+  const Batch batch = make_batch(token_ids, positions, query_start, logits_rows, groups);
   nb::gil_scoped_release release;
   program.replay(batch);
+}
+
+std::pair<std::vector<double>, std::vector<std::vector<double>>> profile(
+    Program& program, const Int32s& token_ids, const Int32s& positions, const Int32s& query_start,
+    const Int32s& logits_rows, const std::vector<std::pair<Table, Int64s>>& groups) {
+  const Batch batch = make_batch(token_ids, positions, query_start, logits_rows, groups);
+  nb::gil_scoped_release release;
+  Profile profile = program.profile(batch);
+  return {std::move(profile.elapsed_s), std::move(profile.busy_s)};
 }
 
 }  // namespace
@@ -156,6 +172,8 @@ void bind_program(nb::module_& m) {
       }, "x"_a, "cap"_a, "out"_a)
       .def("finish", &Program::finish, "arena_bytes"_a)
       .def("replay", &replay, "token_ids"_a, "positions"_a, "query_start"_a, "logits_rows"_a, "groups"_a)
+      .def("profile", &profile, "token_ids"_a, "positions"_a, "query_start"_a, "logits_rows"_a, "groups"_a,
+           "replay with clocks: (elapsed seconds per op, then per thread the seconds per op it ran its tiles).")
       .def("value", [](nb::handle self, const Buffer& buffer, int64_t rows) {
         const Program& p = nb::cast<const Program&>(self);
         check(rows >= 0 && rows <= p.max_tokens() && buffer, "value: rows out of range");

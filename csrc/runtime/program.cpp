@@ -6,6 +6,12 @@
 namespace hotloop {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // The four arrays of a QuantizedBuffer, one after another, each 64-byte aligned.
@@ -50,9 +56,20 @@ void Program::finish(int64_t arena_bytes) {
 }
 
 void Program::replay(const Batch& batch) {
-  if (batch.tokens < 1 || batch.tokens > max_tokens_) throw std::invalid_argument("batch does not fit the program");
+  check(batch);
   Replay job(*this, batch);
   team_->run(job);
+}
+
+Profile Program::profile(const Batch& batch) {
+  check(batch);
+  ProfiledReplay job(*this, batch);
+  team_->run(job);
+  return std::move(job.profile);
+}
+
+void Program::check(const Batch& batch) const {
+  if (batch.tokens < 1 || batch.tokens > max_tokens_) throw std::invalid_argument("batch does not fit the program");
 }
 
 int64_t Program::Replay::next_op() {
@@ -63,6 +80,24 @@ int64_t Program::Replay::next_op() {
 void Program::Replay::run_tile(int64_t tile, int thread) {
   float* scratch = reinterpret_cast<float*>(program_.scratch_.data()) + thread * program_.scratch_stride_floats_;
   program_.ops_[op_]->run(step_, tile, scratch);
+}
+
+Program::ProfiledReplay::ProfiledReplay(Program& program, const Batch& batch) : Replay(program, batch) {
+  profile.elapsed_s.assign(program.ops_.size(), 0.0);
+  profile.busy_s.assign(static_cast<size_t>(program.team_->size()), profile.elapsed_s);
+}
+
+int64_t Program::ProfiledReplay::next_op() {
+  const auto now = Clock::now();
+  if (op_ >= 0) profile.elapsed_s[op_] = seconds_between(begin_, now);
+  begin_ = now;
+  return Replay::next_op();
+}
+
+void Program::ProfiledReplay::run_tile(int64_t tile, int thread) {
+  const auto begin = Clock::now();
+  Replay::run_tile(tile, thread);
+  profile.busy_s[thread][op_] += seconds_between(begin, Clock::now());
 }
 
 }  // namespace hotloop

@@ -2,6 +2,7 @@
 // Each op splits its work into tiles, which the team's threads claim one by one; an op starts when the one before it is
 // done. Tiles split rows, tokens and heads, never a reduction, so no result depends on threads or tile sizes.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -67,6 +68,12 @@ class Op {
   virtual int64_t scratch_floats() const { return 0; }
 };
 
+// Where the time of one replay went.
+struct Profile {
+  std::vector<double> elapsed_s;            // [ops]: from the end of the op before to the op's own
+  std::vector<std::vector<double>> busy_s;  // [threads][ops]: a thread's own tiles; what is left of elapsed_s is waiting
+};
+
 class Program {
  public:
   Program(const KernelTable& kernels, std::shared_ptr<ThreadTeam> team, int64_t max_tokens)
@@ -77,6 +84,8 @@ class Program {
   // Allocates arena and scratch; no op may be added afterwards.
   void finish(int64_t arena_bytes);
   void replay(const Batch& batch);
+  // A replay that reads a clock around every op and tile.
+  Profile profile(const Batch& batch);
 
   const float* row(const Buffer& buffer, int64_t i) const {
     return reinterpret_cast<const float*>(arena_.data() + buffer.offset) + i * buffer.stride;
@@ -86,18 +95,32 @@ class Program {
   int64_t arena_bytes() const { return arena_.size(); }
 
  private:
-  class Replay final : public Job {
+  class Replay : public Job {
    public:
     Replay(Program& program, const Batch& batch)
         : program_(program), step_{program.kernels_, batch, program.arena_.data(), program.max_tokens_, program.team_->size()} {}
     int64_t next_op() override;
     void run_tile(int64_t tile, int thread) override;
 
-   private:
+   protected:
     Program& program_;
     Step step_;
     int64_t op_ = -1;
   };
+
+  class ProfiledReplay final : public Replay {
+   public:
+    ProfiledReplay(Program& program, const Batch& batch);
+    int64_t next_op() override;
+    void run_tile(int64_t tile, int thread) override;
+
+    Profile profile;
+
+   private:
+    std::chrono::steady_clock::time_point begin_;
+  };
+
+  void check(const Batch& batch) const;
 
   const KernelTable& kernels_;
   std::shared_ptr<ThreadTeam> team_;

@@ -27,7 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "text": PLAIN,
     "telemetry": PLAIN | {"models", "weights", "_native"},
     "engine": PLAIN | {"kv_cache", "ops", "models", "sampling", "text", "telemetry", "weights", "_native"},
-    "cli": PLAIN | {"engine", "kv_cache", "models", "telemetry", "text", "weights", "_native"},
+    "bench": PLAIN | {"engine", "kv_cache", "models", "ops", "quant", "telemetry", "weights", "_native"},
+    "cli": PLAIN | {"bench", "engine", "kv_cache", "models", "telemetry", "text", "weights", "_native"},
     "__init__": {"engine", *PLAIN},
 }
 MODULES = sorted(p.relative_to(SOURCE) for p in SOURCE.rglob("*.py"))

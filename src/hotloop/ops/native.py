@@ -329,6 +329,16 @@ class NativeOps:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayProfile:
+    """Where one replay's time went. ops: the launches' names. elapsed_s: float64 [ops], from the end of the op before to its own.
+    busy_s: float64 [threads, ops], seconds a thread ran its tiles; what is left of elapsed_s it waited."""
+
+    ops: tuple[str, ...]
+    elapsed_s: NDArray[np.float64]
+    busy_s: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class NativeProgram:
     """A compiled step program and where its output lies."""
 
@@ -343,10 +353,20 @@ class NativeProgram:
 
     def replay(self, batch: ForwardBatch) -> NDArray[np.float32]:
         """Run one step. Returns float32 [T or L, width]: a read-only view, overwritten by the next replay."""
-        groups = list(zip(batch.block_tables, batch.slot_mapping, strict=True))
-        self.program.replay(batch.token_ids, batch.positions, batch.query_start, batch.logits_rows, groups)
+        self.program.replay(batch.token_ids, batch.positions, batch.query_start, batch.logits_rows, _groups(batch))
         rows = len(batch.token_ids if self.extent == "tokens" else batch.logits_rows)
         return self.program.value(self.output, rows)
+
+    def profile(self, batch: ForwardBatch) -> ReplayProfile:
+        """Run one step as ``replay`` does, with clocks."""
+        elapsed_s, busy_s = self.program.profile(
+            batch.token_ids, batch.positions, batch.query_start, batch.logits_rows, _groups(batch)
+        )
+        return ReplayProfile(tuple(self.program.ops), np.array(elapsed_s), np.array(busy_s))
+
+
+def _groups(batch: ForwardBatch) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
+    return list(zip(batch.block_tables, batch.slot_mapping, strict=True))
 
 
 def _round_up(n: int, multiple: int) -> int:

@@ -1,0 +1,85 @@
+"""Forward batches made by hand: any requests at any positions over a pool that is full of finite numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotloop.config import EngineConfig
+from hotloop.engine.model_runner import ModelRunner
+from hotloop.errors import InvalidRequestError
+from hotloop.kv_cache.layout import KVLayout
+from hotloop.kv_cache.manager import KVCacheManager
+from hotloop.models.config import kv_groups
+from hotloop.models.registry import load_model_spec
+from hotloop.ops.batch import ForwardBatch
+from hotloop.weights.gguf import GGUFFile
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions [begin, end) of one request, computed in one step. wants_logits: of its last token."""
+
+    request: int
+    begin: int
+    end: int
+    wants_logits: bool = True
+
+
+def load_runner(gguf: GGUFFile, num_requests: int, num_tokens: int, threads: int | None, isa: str) -> ModelRunner:
+    """A runner whose KV pool holds exactly ``num_requests`` requests of ``num_tokens`` tokens, filled with noise.
+
+    Raises: InvalidRequestError if the model's context is shorter; what ModelRunner raises.
+    """
+    config = load_model_spec(gguf).config
+    if num_tokens > config.context_length:
+        raise InvalidRequestError(
+            f"--context and --tokens ask for {num_tokens} positions; the model has {config.context_length}"
+        )
+    engine = EngineConfig(threads=threads, isa=isa)
+    layout = KVLayout(kv_groups(config), engine.block_size, engine.kv_dtype)
+    pool_bytes = num_requests * layout.blocks_for(num_tokens) * layout.block_bytes
+    runner = ModelRunner(gguf, EngineConfig(threads=threads, isa=isa, kv_cache_memory_bytes=pool_bytes))
+    # Pages that were never written all are the one zero page, which never leaves the cache.
+    noise = np.random.default_rng(0).normal(size=1 << 19).astype(np.float16 if engine.kv_dtype == "f16" else np.float32)
+    pool = runner.storage.pool.view(noise.dtype)
+    for begin in range(0, pool.size, noise.size):
+        pool[begin : begin + noise.size] = noise[: pool.size - begin]
+    return runner
+
+
+class BatchMaker:
+    """Requests 0, 1, ... with blocks for ``num_tokens`` tokens each."""
+
+    def __init__(self, runner: ModelRunner, num_requests: int, num_tokens: int) -> None:
+        self._layout = runner.storage.layout
+        manager = KVCacheManager(self._layout, runner.storage.num_blocks)
+        for request in range(num_requests):
+            assert manager.allocate(str(request), num_tokens), "load_runner sized the pool"
+        tables = [manager.block_tables(str(request)) for request in range(num_requests)]
+        self._tables = [np.array([t[g] for t in tables], np.int32) for g in range(len(self._layout.groups))]
+        self._rng = np.random.default_rng(1)
+        self._vocab_size = runner.model.config.vocab_size
+
+    def batch(self, spans: Sequence[Span]) -> ForwardBatch:
+        """The step that computes ``spans`` with random token ids."""
+        requests = np.array([s.request for s in spans])
+        lengths = np.array([s.end - s.begin for s in spans])
+        query_start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        positions = np.concatenate([np.arange(s.begin, s.end, dtype=np.int32) for s in spans])
+        request_of_token = np.repeat(requests, lengths)
+        slots = []
+        for group, table in enumerate(self._tables):
+            size = self._layout.tokens_per_block(group)
+            slots.append(table[request_of_token, positions // size].astype(np.int64) * size + positions % size)
+        return ForwardBatch(
+            token_ids=self._rng.integers(self._vocab_size, size=len(positions), dtype=np.int32),
+            positions=positions,
+            query_start=query_start,
+            seq_lens=np.array([s.end for s in spans], np.int32),
+            logits_rows=query_start[1:][[s.wants_logits for s in spans]] - 1,
+            block_tables=tuple(np.ascontiguousarray(table[requests]) for table in self._tables),
+            slot_mapping=tuple(slots),
+        )
