@@ -57,6 +57,12 @@ inline __m256 half8_to_float(const uint16_t* p) { return _mm256_cvtph_ps(load128
 inline __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 inline __m256i high_nibbles(__m256i v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
 
+// One token's numbers of a group, in every lane; sum16: (sum of k 0..15, sum of k 16..31) as int16 pairs.
+struct XFactors {
+  __m256 scale, scaled_sum;
+  __m256i sum16;
+};
+
 // Activations of N tokens of which this tile computes one group at a time.
 template <int N>
 struct XTile {
@@ -73,280 +79,20 @@ struct XTile {
       sum16[n] = a.sum16 + (token + n) * (a.cols / 16);
     }
   }
-};
-
-// ---- integer dots of one group: sum[r][n] = 8 rows' exact int32 -------------------------------------------------
-// maddubs adds pairs in int16 with saturation; the comments show why none occurs.
-
-// 4-bit codes: 8 registers x 2 products x 15 x 127 = 30480 fit int16, so one widening serves the group.
-template <int R, int N>
-inline void nibble_dot(const uint8_t* const (&nibbles)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-  __m256i acc[R][N];
-  HOTLOOP_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    __m256i low[R], high[R];
-    HOTLOOP_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const __m256i v = load256(nibbles[r] + 32 * i);
-      low[r] = low_nibbles(v);
-      high[r] = high_nibbles(v);
-    }
-    HOTLOOP_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const __m256i x_low = broadcast4(x.q[n] + g * kGroupSize + 4 * i);
-      const __m256i x_high = broadcast4(x.q[n] + g * kGroupSize + 16 + 4 * i);
-      HOTLOOP_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const __m256i p =
-            _mm256_add_epi16(_mm256_maddubs_epi16(low[r], x_low), _mm256_maddubs_epi16(high[r], x_high));
-        acc[r][n] = i == 0 ? p : _mm256_add_epi16(acc[r][n], p);
-      }
-    }
-  }
-  HOTLOOP_UNROLL
-  for (int r = 0; r < R; ++r) {
-    HOTLOOP_UNROLL
-    for (int n = 0; n < N; ++n) sum[r][n] = _mm256_madd_epi16(acc[r][n], _mm256_set1_epi16(1));
-  }
-}
-
-// sum -= offset * (sum of the tokens' 32 activations)
-template <int R, int N, int Offset>
-inline void subtract_offset(const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-  HOTLOOP_UNROLL
-  for (int n = 0; n < N; ++n) {
-    const __m256i shift = _mm256_madd_epi16(broadcast4(x.sum16[n] + 2 * g), _mm256_set1_epi16(-Offset));
-    HOTLOOP_UNROLL
-    for (int r = 0; r < R; ++r) sum[r][n] = _mm256_add_epi32(sum[r][n], shift);
-  }
-}
-
-// ---- formats: `dot`, the rows' factors, and how a group enters acc ----------------------------------------------
-
-struct Q4_0 {
-  using Values = values::Q4_0;
-  struct Factors { __m256 d; };
-  static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::group(block, g).d)}; }
-  template <int R, int N>
-  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-    const uint8_t* nibbles[R];
-    for (int r = 0; r < R; ++r) nibbles[r] = Values::group(block[r], g).nibbles;
-    nibble_dot<R, N>(nibbles, x, g, sum);
-    subtract_offset<R, N, 8>(x, g, sum);
-  }
-  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256) {
-    return _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc);
+  XFactors factors(int n, int64_t g) const {
+    return {_mm256_broadcast_ss(scale[n] + g), _mm256_broadcast_ss(scaled_sum[n] + g), broadcast4(sum16[n] + 2 * g)};
   }
 };
 
-struct Q4_1 {
-  using Values = values::Q4_1;
-  struct Factors { __m256 d, m; };
-  static Factors factors(const uint8_t* block, int64_t g) {
-    const layout::Q4_1Group& w = Values::group(block, g);
-    return {half8_to_float(w.d), half8_to_float(w.m)};
-  }
-  template <int R, int N>
-  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-    const uint8_t* nibbles[R];
-    for (int r = 0; r < R; ++r) nibbles[r] = Values::group(block[r], g).nibbles;
-    nibble_dot<R, N>(nibbles, x, g, sum);
-  }
-  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256 scaled_sum) {
-    return _mm256_fmadd_ps(w.m, scaled_sum, _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc));
-  }
-};
+}  // namespace lin
+}  // namespace
+}  // namespace hotloop::HOTLOOP_TARGET
 
-struct Q5_0 {
-  using Values = values::Q5_0;
-  struct Factors { __m256 d; };
-  static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::group(block, g).d)}; }
+#include "kernels/linear_avx2_formats.inl"
 
-  // Bit j of each byte, moved to bit 4.
-  template <int J>
-  static __m256i fifth_bit(__m256i high) {
-    if constexpr (J < 4) high = _mm256_slli_epi16(high, 4 - J);
-    if constexpr (J > 4) high = _mm256_srli_epi16(high, J - 4);
-    return _mm256_and_si256(high, _mm256_set1_epi8(16));
-  }
-
-  // Registers I, I + 4, I + 1, I + 5: 4 x 2 x 31 x 127 = 31496 fit int16.
-  template <int I, int R, int N>
-  static void half_dot(const layout::Q5_0Group* const (&w)[R], const XTile<N>& x, int64_t g, __m256i (&acc)[R][N]) {
-    __m256i code[R][4];
-    HOTLOOP_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const __m256i high = load256(w[r]->high);
-      const __m256i v0 = load256(w[r]->nibbles + 32 * I);
-      const __m256i v1 = load256(w[r]->nibbles + 32 * I + 32);
-      code[r][0] = _mm256_or_si256(low_nibbles(v0), fifth_bit<I>(high));
-      code[r][1] = _mm256_or_si256(high_nibbles(v0), fifth_bit<I + 4>(high));
-      code[r][2] = _mm256_or_si256(low_nibbles(v1), fifth_bit<I + 1>(high));
-      code[r][3] = _mm256_or_si256(high_nibbles(v1), fifth_bit<I + 5>(high));
-    }
-    HOTLOOP_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const int8_t* q = x.q[n] + g * kGroupSize + 4 * I;
-      HOTLOOP_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][0], broadcast4(q)),
-                                           _mm256_maddubs_epi16(code[r][1], broadcast4(q + 16)));
-        const __m256i s = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][2], broadcast4(q + 4)),
-                                           _mm256_maddubs_epi16(code[r][3], broadcast4(q + 20)));
-        acc[r][n] = _mm256_madd_epi16(_mm256_add_epi16(p, s), _mm256_set1_epi16(1));
-      }
-    }
-  }
-
-  template <int R, int N>
-  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-    const layout::Q5_0Group* w[R];
-    for (int r = 0; r < R; ++r) w[r] = &Values::group(block[r], g);
-    __m256i first[R][N], second[R][N];
-    half_dot<0, R, N>(w, x, g, first);
-    half_dot<2, R, N>(w, x, g, second);
-    for (int r = 0; r < R; ++r) {
-      for (int n = 0; n < N; ++n) sum[r][n] = _mm256_add_epi32(first[r][n], second[r][n]);
-    }
-    subtract_offset<R, N, 16>(x, g, sum);
-  }
-  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256) {
-    return _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc);
-  }
-};
-
-struct Q8_0 {
-  using Values = values::Q8_0;
-  struct Factors { __m256 d; };
-  static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::group(block, g).d)}; }
-  // |w| unsigned (128 included) times x with w's sign: 2 x 128 x 127 = 32512 fits int16, no second pair does.
-  template <int R, int N>
-  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-    HOTLOOP_UNROLL
-    for (int j = 0; j < 8; ++j) {
-      __m256i w[R], magnitude[R];
-      HOTLOOP_UNROLL
-      for (int r = 0; r < R; ++r) {
-        w[r] = load256(Values::group(block[r], g).q + 32 * j);
-        magnitude[r] = _mm256_abs_epi8(w[r]);
-      }
-      HOTLOOP_UNROLL
-      for (int n = 0; n < N; ++n) {
-        const __m256i xj = broadcast4(x.q[n] + g * kGroupSize + 4 * j);
-        HOTLOOP_UNROLL
-        for (int r = 0; r < R; ++r) {
-          const __m256i pairs = _mm256_maddubs_epi16(magnitude[r], _mm256_sign_epi8(xj, w[r]));
-          const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-          sum[r][n] = j == 0 ? quads : _mm256_add_epi32(sum[r][n], quads);
-        }
-      }
-    }
-  }
-  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256) {
-    return _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc);
-  }
-};
-
-struct Q4_K {
-  using Values = values::Q4_K;
-  struct Factors { __m256 d, m; };
-  static Factors factors(const uint8_t* block, int64_t g) {
-    const layout::Q4KSuperblock& w = Values::superblock(block, g);
-    const uint8_t* packed = w.scales[g % 8];
-    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed)));
-    const __m256i scale = _mm256_and_si256(bytes, _mm256_set1_epi32(63));
-    const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);  // nibble r of the last four bytes to lane r
-    const __m256i nibbles = _mm256_srlv_epi32(broadcast4(packed + 8), shifts);
-    const __m256i upper = _mm256_and_si256(nibbles, _mm256_set1_epi32(15));
-    const __m256i min = _mm256_or_si256(_mm256_slli_epi32(upper, 2), _mm256_srli_epi32(bytes, 6));
-    return {_mm256_mul_ps(half8_to_float(w.d), _mm256_cvtepi32_ps(scale)),
-            _mm256_mul_ps(half8_to_float(w.dmin), _mm256_cvtepi32_ps(min))};
-  }
-  template <int R, int N>
-  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-    const uint8_t* nibbles[R];
-    for (int r = 0; r < R; ++r) nibbles[r] = Values::superblock(block[r], g).nibbles[g % 8];
-    nibble_dot<R, N>(nibbles, x, g, sum);
-  }
-  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256 scaled_sum) {
-    return _mm256_fnmadd_ps(w.m, scaled_sum, _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc));
-  }
-};
-
-struct Q6_K {
-  using Values = values::Q6_K;
-  struct Factors { __m256 d; };
-  static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::superblock(block, g).d)}; }
-
-  // Bits 2B, 2B + 1 of each byte, moved to bits 4, 5.
-  template <int B>
-  static __m256i high_bits(__m256i high) {
-    if constexpr (B < 2) high = _mm256_slli_epi16(high, 4 - 2 * B);
-    if constexpr (B > 2) high = _mm256_srli_epi16(high, 2 * B - 4);
-    return _mm256_and_si256(high, _mm256_set1_epi8(0x30));
-  }
-
-  // Registers I, I + 1 (scale s0) and I + 4, I + 5 (s1): 2 x 2 x 63 x 127 = 32004 fit int16, and pmaddwd scales them.
-  template <int I, int R, int N>
-  static void half_dot(const layout::Q6KGroup* const (&w)[R], const __m256i (&s0)[R], const __m256i (&s1)[R],
-                       const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-    __m256i code[R][4];
-    HOTLOOP_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const __m256i high0 = load256(w[r]->high[0]);
-      const __m256i high1 = load256(w[r]->high[1]);
-      const __m256i v0 = load256(w[r]->nibbles + 32 * I);
-      const __m256i v1 = load256(w[r]->nibbles + 32 * I + 32);
-      code[r][0] = _mm256_or_si256(low_nibbles(v0), high_bits<I>(high0));
-      code[r][1] = _mm256_or_si256(low_nibbles(v1), high_bits<I + 1>(high0));
-      code[r][2] = _mm256_or_si256(high_nibbles(v0), high_bits<I>(high1));
-      code[r][3] = _mm256_or_si256(high_nibbles(v1), high_bits<I + 1>(high1));
-    }
-    HOTLOOP_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const int8_t* q = x.q[n] + g * kGroupSize + 4 * I;
-      HOTLOOP_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const __m256i p0 = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][0], broadcast4(q)),
-                                            _mm256_maddubs_epi16(code[r][1], broadcast4(q + 4)));
-        const __m256i p1 = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][2], broadcast4(q + 16)),
-                                            _mm256_maddubs_epi16(code[r][3], broadcast4(q + 20)));
-        const __m256i scaled = _mm256_add_epi32(_mm256_madd_epi16(p0, s0[r]), _mm256_madd_epi16(p1, s1[r]));
-        sum[r][n] = I == 0 ? scaled : _mm256_add_epi32(sum[r][n], scaled);
-      }
-    }
-  }
-
-  template <int R, int N>
-  static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-    const layout::Q6KGroup* w[R];
-    __m256i s0[R], s1[R];
-    HOTLOOP_UNROLL
-    for (int r = 0; r < R; ++r) {
-      w[r] = &Values::superblock(block[r], g).groups[g % 8];
-      // Row r's scales as int16 pairs (s, s) in lane r.
-      const __m128i scales = load128(w[r]->scales);
-      const __m256i wide0 = _mm256_cvtepi8_epi32(scales);
-      const __m256i wide1 = _mm256_cvtepi8_epi32(_mm_srli_si128(scales, 8));
-      s0[r] = _mm256_blend_epi16(wide0, _mm256_slli_epi32(wide0, 16), 0xaa);
-      s1[r] = _mm256_blend_epi16(wide1, _mm256_slli_epi32(wide1, 16), 0xaa);
-    }
-    half_dot<0, R, N>(w, s0, s1, x, g, sum);
-    half_dot<2, R, N>(w, s0, s1, x, g, sum);
-    HOTLOOP_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const __m256i sum16 = broadcast4(x.sum16[n] + 2 * g);  // (sum of k 0..15, sum of k 16..31) in every lane
-      HOTLOOP_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const __m256i both = _mm256_blend_epi16(s0[r], s1[r], 0xaa);
-        sum[r][n] = _mm256_sub_epi32(sum[r][n], _mm256_slli_epi32(_mm256_madd_epi16(both, sum16), 5));
-      }
-    }
-  }
-  static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, __m256 scale, __m256) {
-    return _mm256_fmadd_ps(idot, _mm256_mul_ps(w.d, scale), acc);
-  }
-};
+namespace hotloop::HOTLOOP_TARGET {
+namespace {
+namespace lin {
 
 // ---- tiles ------------------------------------------------------------------------------------------------------
 
@@ -370,8 +116,7 @@ void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& rang
       const typename Format::Factors factors = Format::factors(block[r], g);
       HOTLOOP_UNROLL
       for (int n = 0; n < N; ++n) {
-        acc[r][n] = Format::accumulate(acc[r][n], _mm256_cvtepi32_ps(sum[r][n]), factors,
-                                       _mm256_broadcast_ss(x.scale[n] + g), _mm256_broadcast_ss(x.scaled_sum[n] + g));
+        acc[r][n] = Format::accumulate(acc[r][n], _mm256_cvtepi32_ps(sum[r][n]), factors, x.factors(n, g));
       }
     }
   }
