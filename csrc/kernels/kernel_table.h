@@ -140,5 +140,8 @@ const KernelTable& avx512_kernels();
 #ifdef HOTLOOP_HAVE_AVX512VNNI
 const KernelTable& avx512vnni_kernels();
 #endif
+#ifdef HOTLOOP_HAVE_NEON
+const KernelTable& neon_kernels();
+#endif
 
 }  // namespace hotloop

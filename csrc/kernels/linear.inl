@@ -14,10 +14,12 @@
 #include "formats/layouts.h"
 #include "kernels/linear_dequantize.inl"
 #include "kernels/linear_generic.inl"
-#if defined(__AVX512F__)
+#if defined(HOTLOOP_SIMD_AVX512)
 #include "kernels/linear_avx512.inl"
-#elif defined(__AVX2__)
+#elif defined(HOTLOOP_SIMD_AVX2)
 #include "kernels/linear_avx2.inl"
+#elif defined(HOTLOOP_SIMD_NEON)
+#include "kernels/linear_neon.inl"
 #else
 #include "kernels/linear_scalar.inl"
 #endif

@@ -11,5 +11,7 @@ namespace hotloop {
 std::vector<const KernelTable*> usable_kernels();
 // The set called `name`, or the best one if name is empty. Throws std::invalid_argument that lists the usable ones.
 const KernelTable& select_kernels(const std::string& name);
+// Kernel sets that pass their tests in an emulator and have never run on real hardware.
+std::vector<std::string> experimental_kernels();
 
 }  // namespace hotloop

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #define HOTLOOP_TARGET_NAME "avx2"
+#define HOTLOOP_SIMD_AVX2
 #define HOTLOOP_INLINE static inline __attribute__((always_inline))
 
 namespace hotloop::HOTLOOP_TARGET {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#define HOTLOOP_SIMD_AVX512
 #define HOTLOOP_INLINE static inline __attribute__((always_inline))
 
 namespace hotloop::HOTLOOP_TARGET {
