@@ -13,18 +13,18 @@ namespace {
 
 #if defined(__x86_64__)
 // The compiler's library also asks the operating system, whether it saves the wide registers.
-bool has_avx2() {
+[[maybe_unused]] bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
-bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+[[maybe_unused]] bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 #endif
 
 #if defined(__aarch64__)
-bool has_dot_product() {
+[[maybe_unused]] bool has_dot_product() {
 #if defined(__linux__)
   constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP; old headers lack the name
   return (getauxval(AT_HWCAP) & kDotProduct) != 0;

@@ -1,0 +1,74 @@
+// Kernel tests without Python: for an emulator, for sanitizers, for a machine that has only a compiler. Compares every
+// kernel set this machine can run with the scalar one over random inputs and extents, and checks that the comparison
+// finds a kernel that is wrong in one bit.
+//   kernel_selftest [ROUNDS] [SET]   rounds of random extents per set (default 20); only this set, which must be usable
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+
+#include "runtime/dispatch.h"
+#include "runtime/self_check.h"
+
+namespace hotloop {
+namespace {
+
+CheckExtents extents_of(uint64_t round) {
+  if (round == 0) return {};
+  const auto draw = [round](uint64_t salt, uint64_t limit) {  // 1 .. limit
+    return static_cast<int64_t>((round * 0x9e3779b97f4a7c15u ^ salt * 0xbf58476d1ce4e5b9u) >> 33) % static_cast<int64_t>(limit) + 1;
+  };
+  CheckExtents e;
+  e.row_blocks = draw(1, 13);
+  e.cols = 256 * draw(2, 4);
+  for (uint64_t i = 0; i < 3; ++i) e.tokens[i] = draw(3 + i, 36);
+  e.floats = draw(6, 2100) + 1;  // log_sum_exp's input has at least two elements
+  e.first_position = draw(7, 600);
+  return e;
+}
+
+bool check(const KernelTable& kernels, uint64_t rounds) {
+  for (uint64_t round = 0; round < rounds; ++round) {
+    const std::string differs = differing_kernel(kernels, scalar_kernels(), round + 1, extents_of(round));
+    if (!differs.empty()) {
+      std::printf("%s: differs from scalar in %s (round %llu)\n", kernels.name, differs.c_str(),
+                  static_cast<unsigned long long>(round));
+      return false;
+    }
+  }
+  std::printf("%s: equals scalar to the bit, %llu rounds\n", kernels.name, static_cast<unsigned long long>(rounds));
+  return true;
+}
+
+bool finds_broken_kernels(const KernelTable& kernels) {
+  for (const char* name : {"linear", "rms_norm", "exp"}) {
+    const std::string differs = differing_kernel(broken_copy(kernels, name), scalar_kernels());
+    if (differs.rfind(name, 0) != 0) {
+      std::printf("%s: a broken %s was reported as '%s'\n", kernels.name, name, differs.c_str());
+      return false;
+    }
+  }
+  return true;
+}
+
+int run(uint64_t rounds, const std::string& only) {
+  bool good = true;
+  if (!only.empty()) {
+    const KernelTable& kernels = select_kernels(only);
+    return check(kernels, rounds) && finds_broken_kernels(kernels) ? 0 : 1;
+  }
+  for (const KernelTable* kernels : usable_kernels()) good = check(*kernels, rounds) && finds_broken_kernels(*kernels) && good;
+  return good ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace hotloop
+
+int main(int argc, char** argv) {
+  try {
+    return hotloop::run(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 20, argc > 2 ? argv[2] : "");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 2;
+  }
+}
