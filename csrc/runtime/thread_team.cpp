@@ -1,5 +1,7 @@
 #include "runtime/thread_team.h"
 
+#include <unistd.h>
+
 #include <cassert>
 
 #include "runtime/float_environment.h"
@@ -10,7 +12,7 @@ namespace {
 // About 50-100 us: longer than a serial gap inside a step, much shorter than anything a user would notice as CPU use.
 constexpr int kSpins = 4000;
 
-constexpr int kTileBits = 20;
+constexpr int kTileBits = ThreadTeam::kTileBits;
 constexpr uint64_t kTileMask = (uint64_t{1} << kTileBits) - 1;
 
 uint64_t next_tile(uint64_t word) { return word & kTileMask; }
@@ -26,16 +28,30 @@ void pause_cpu() {
 
 }  // namespace
 
-ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads < 1 ? 1 : num_threads) {
-  for (int i = 1; i < num_threads_; ++i) workers_.emplace_back(&ThreadTeam::worker, this, i);
+ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads < 1 ? 1 : num_threads), process_(getpid()) {
+  try {
+    for (int i = 1; i < num_threads_; ++i) workers_.emplace_back(&ThreadTeam::worker, this, i);
+  } catch (...) {  // no more threads here: those that run must end before their team does
+    stop();
+    throw;
+  }
 }
 
 ThreadTeam::~ThreadTeam() {
+  if (getpid() == process_) {
+    stop();
+    return;
+  }
+  for (auto& worker : workers_) worker.detach();
+  (void)wake_.release();  // destroying it would wait for the sleepers of the parent
+}
+
+void ThreadTeam::stop() {
   stopping_.store(true);
   word_.fetch_add(uint64_t{1} << (2 * kTileBits));
   {
     std::lock_guard<std::mutex> lock(sleep_mutex_);
-    wake_.notify_all();
+    wake_->notify_all();
   }
   for (auto& worker : workers_) worker.join();
 }
@@ -52,12 +68,11 @@ void ThreadTeam::run(Job& job) {
   std::lock_guard<std::mutex> one_caller(run_mutex_);
   FloatEnvironment environment;
   job_ = &job;
-  finished_.store(false, std::memory_order_relaxed);
   publish_next_op();
   for (Word seen = word_.load(std::memory_order_acquire);; seen = wait_for_change(seen)) {
     while (work_once(0)) {
     }
-    if (finished_.load(std::memory_order_acquire)) return;
+    if (num_tiles(word_.load(std::memory_order_acquire)) == 0) return;  // no op is published with 0 tiles but the end
   }
 }
 
@@ -79,16 +94,14 @@ void ThreadTeam::publish_next_op() {
   assert(tiles <= kMaxTiles);
   const Word sequence = (word_.load(std::memory_order_relaxed) >> (2 * kTileBits)) + 1;
   tiles_done_.store(0, std::memory_order_relaxed);
-  if (tiles < 0) {
-    tiles = 0;
-    finished_.store(true, std::memory_order_release);
-  }
+  if (tiles < 0) tiles = 0;
+  // The last touch of the job: once the caller sees 0 tiles, it may return and start another one.
   word_.store(sequence << (2 * kTileBits) | static_cast<Word>(tiles) << kTileBits, std::memory_order_seq_cst);
   // A sleeper counts itself before it checks the word, so either it sees the new one or we see it here. A single tile is
   // left to those who are awake; the end of the job must reach the caller.
   if ((tiles != 1 || num_threads_ == 1) && sleepers_.load(std::memory_order_seq_cst) > 0) {
     std::lock_guard<std::mutex> lock(sleep_mutex_);
-    wake_.notify_all();
+    wake_->notify_all();
   }
 }
 
@@ -102,7 +115,7 @@ ThreadTeam::Word ThreadTeam::wait_for_change(Word seen) {
   }
   std::unique_lock<std::mutex> lock(sleep_mutex_);
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
-  wake_.wait(lock, [&] { return changed(word_.load(std::memory_order_seq_cst)); });
+  wake_->wait(lock, [&] { return changed(word_.load(std::memory_order_seq_cst)); });
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
   return word_.load(std::memory_order_acquire);
 }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -23,10 +24,12 @@ class Job {
 
 class ThreadTeam {
  public:
-  static constexpr int64_t kMaxTiles = (int64_t{1} << 20) - 1;  // of one op
+  static constexpr int kTileBits = 24;
+  static constexpr int64_t kMaxTiles = (int64_t{1} << kTileBits) - 1;  // of one op
 
-  explicit ThreadTeam(int num_threads);  // >= 1; starts num_threads - 1 workers with the caller's affinity
-  ~ThreadTeam();
+  // >= 1; starts num_threads - 1 workers with the caller's affinity. Throws std::system_error if one cannot be started.
+  explicit ThreadTeam(int num_threads);
+  ~ThreadTeam();  // in a process forked since, where there are no workers, it leaves them alone
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;
 
@@ -37,10 +40,12 @@ class ThreadTeam {
   void run(Job& job);
 
  private:
-  // sequence (24 bits) | tiles of the op (20) | next tile to claim (20). One word, so that a claim is one compare-exchange.
+  // sequence (16 bits) | tiles of the op (24) | next tile to claim (24). One word, so that a claim is one compare-exchange.
+  // 0 tiles: no job.
   using Word = uint64_t;
 
   void worker(int thread);
+  void stop();
   bool work_once(int thread);                  // claims and runs one tile; false if there is none to claim
   void publish_next_op();
   Word wait_for_change(Word seen);             // spins, then sleeps, until the word is another one than `seen`
@@ -49,12 +54,12 @@ class ThreadTeam {
   std::mutex run_mutex_;
   alignas(64) std::atomic<Word> word_{0};
   alignas(64) std::atomic<int64_t> tiles_done_{0};
-  alignas(64) std::atomic<bool> finished_{true};
-  std::atomic<bool> stopping_{false};
+  alignas(64) std::atomic<bool> stopping_{false};
   Job* job_ = nullptr;  // stable while any of its tiles is claimed and not done
   std::atomic<int> sleepers_{0};
   std::mutex sleep_mutex_;
-  std::condition_variable wake_;
+  std::unique_ptr<std::condition_variable> wake_ = std::make_unique<std::condition_variable>();
+  const int process_;
   std::vector<std::thread> workers_;
 };
 
