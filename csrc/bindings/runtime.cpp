@@ -4,8 +4,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
+
 #include "bindings/bindings.h"
 #include "runtime/dispatch.h"
+#include "runtime/float_environment.h"
 #include "runtime/weights.h"
 
 namespace nb = nanobind;
@@ -44,6 +47,12 @@ void bind_runtime(nb::module_& m) {
     for (const auto* table : usable_kernels()) names.emplace_back(table->name);
     return names;
   }, "Kernel sets this machine can run, best first.");
+
+  using Environment = std::optional<FloatEnvironment>;
+  nb::class_<Environment>(m, "FloatEnvironment", "Between enter and exit this thread has the floating-point environment of kernels.")
+      .def(nb::init<>())
+      .def("__enter__", [](Environment& self) { self.emplace(); })
+      .def("__exit__", [](Environment& self, const nb::args&) { self.reset(); });
 
   nb::class_<ThreadTeam>(m, "ThreadTeam")
       .def("__init__", [](ThreadTeam* self, int num_threads) {

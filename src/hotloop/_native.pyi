@@ -59,6 +59,17 @@ class RopeStyle(enum.Enum):
 def usable_isas() -> list[str]:
     """Kernel sets this machine can run, best first."""
 
+class FloatEnvironment:
+    """
+    Between enter and exit this thread has the floating-point environment of kernels.
+    """
+
+    def __init__(self) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *args: object) -> None: ...
+
 class ThreadTeam:
     def __init__(self, num_threads: int) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -29,23 +30,25 @@ def physical_cores(cpus: frozenset[int], topology: Path = _CPUS) -> int:
 
 def cgroup_cpu_limit(root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")) -> float | None:
     """The tightest CPU quota, in CPUs, of this process's control groups (v2, then v1); None without one."""
-    limits = []
+    limits = [_quota(folder) for folder in _cgroup_folders("cpu", root, own)]
+    known = [limit for limit in limits if limit is not None]
+    return min(known) if known else None
+
+
+def _cgroup_folders(controller: str, root: Path, own: Path) -> list[Path]:
+    """Folders of the control groups this process is in, outer ones included, that may limit what ``controller`` hands out."""
+    folders = [root, root / controller]  # inside a container its own group is the root
     try:
         paths = [line.split(":", 2) for line in own.read_text().splitlines() if line.count(":") >= 2]
     except OSError:
         paths = []
     for _, controllers, path in paths:
-        group = root / path.lstrip("/") if not controllers else root / "cpu" / path.lstrip("/")
-        base = root if not controllers else root / "cpu"
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        for folder in (group, *group.parents):
-            limits.append(_quota(folder))
-            if folder == base:
-                break
-    limits += [_quota(root), _quota(root / "cpu")]  # inside a container its own group is the root
-    known = [limit for limit in limits if limit is not None]
-    return min(known) if known else None
+        base = root / controller if controllers else root
+        group = base / path.lstrip("/")
+        folders += [folder for folder in (group, *group.parents) if folder.is_relative_to(base)]
+    return folders
 
 
 def _quota(folder: Path) -> float | None:
@@ -71,20 +74,30 @@ def default_num_threads() -> int:
     return max(1, cores if limit is None else min(cores, int(limit)))
 
 
-def available_memory_bytes(meminfo: Path = Path("/proc/meminfo"), root: Path = _CGROUP) -> int:
-    """Bytes this process can still take: what the kernel calls available, within the control group's limit."""
-    available = _meminfo_available(meminfo)
-    for limit_file, used_file in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+def available_memory_bytes(
+    meminfo: Path = Path("/proc/meminfo"), root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Bytes this process can still take: what the kernel calls available, within its control groups' limits."""
+    free = (_cgroup_free(folder) for folder in _cgroup_folders("memory", root, own))
+    return min([_meminfo_available(meminfo), *(f for f in free if f is not None)])
+
+
+def _cgroup_free(folder: Path) -> int | None:
+    """Limit - use of one control group folder, file pages that the kernel can drop not counted as used."""
+    for limit_file, used_file, reclaimable in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            limit = int((root / limit_file).read_text())
-            used = int((root / used_file).read_text())
-        except (OSError, ValueError):
+            limit = int((folder / limit_file).read_text())
+            used = int((folder / used_file).read_text())
+        except (OSError, ValueError):  # no such file, or "max"
             continue
-        available = min(available, max(0, limit - used))
-    return available
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            used -= int(stat[reclaimable])
+        return max(0, limit - used)
+    return None
 
 
 def _meminfo_available(meminfo: Path) -> int:

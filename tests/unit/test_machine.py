@@ -49,10 +49,30 @@ def test_threads_are_the_tighter_of_cores_and_quota(
 
 
 def test_available_memory_respects_the_cgroup(tmp_path: Path) -> None:
-    write(tmp_path / "meminfo", "MemTotal: 100 kB\nMemAvailable:       8000 kB\n")
-    assert machine.available_memory_bytes(tmp_path / "meminfo", tmp_path) == 8000 * 1024
-    write(tmp_path / "memory.max", "1000000")
-    write(tmp_path / "memory.current", "400000")
-    assert machine.available_memory_bytes(tmp_path / "meminfo", tmp_path) == 600000
-    write(tmp_path / "memory.max", "max")
-    assert machine.available_memory_bytes(tmp_path / "meminfo", tmp_path) == 8000 * 1024
+    meminfo, root, own = tmp_path / "meminfo", tmp_path / "root", tmp_path / "own"
+    write(meminfo, "MemTotal: 100 kB\nMemAvailable:       8000 kB\n")
+
+    def available() -> int:
+        return machine.available_memory_bytes(meminfo, root, own)
+
+    assert available() == 8000 * 1024
+    write(root / "memory.max", "1000000")
+    write(root / "memory.current", "400000")
+    assert available() == 600000
+    write(root / "memory.stat", "anon 1\ninactive_file 300000\n")  # page cache, a model file's say, is not in the way
+    assert available() == 900000
+    write(own, "0::/a/b\n")
+    write(root / "a/memory.max", "500000")
+    write(root / "a/memory.current", "600000")
+    assert available() == 0
+    write(root / "a/memory.max", "max")
+    write(root / "memory.max", "max")
+    assert available() == 8000 * 1024
+
+
+def test_available_memory_respects_a_v1_cgroup(tmp_path: Path) -> None:
+    write(tmp_path / "own", "4:cpu,memory:/x\n")
+    write(tmp_path / "root/memory/x/memory.limit_in_bytes", "700000")
+    write(tmp_path / "root/memory/x/memory.usage_in_bytes", "500000")
+    write(tmp_path / "root/memory/x/memory.stat", "inactive_file 7\ntotal_inactive_file 100000\n")
+    assert machine.available_memory_bytes(tmp_path / "meminfo", tmp_path / "root", tmp_path / "own") == 300000

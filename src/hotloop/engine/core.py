@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hotloop.engine.arithmetic import own_arithmetic
 from hotloop.engine.model_runner import ModelRunner
 from hotloop.errors import CapacityError, HotloopError, InvalidRequestError
 from hotloop.kv_cache.manager import KVCacheManager
@@ -76,6 +77,7 @@ class EngineCore:
         self.kv_cache.free(request_id)
         self._queue = deque(r for r in self._queue if r.request_id != request_id)
 
+    @own_arithmetic()
     def step(self) -> list[TokenDelta]:
         """One step: compute the next chunk of the oldest request and, at its end, draw a token."""
         if not self._queue:

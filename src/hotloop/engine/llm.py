@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 from hotloop.config import EngineConfig
 from hotloop.engine.core import EngineCore
 from hotloop.engine.model_runner import ModelRunner
-from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.errors import CapacityError, HotloopError, InvalidRequestError
 from hotloop.request import (
     CompletionOutput,
     FinishReason,
@@ -274,7 +274,10 @@ class LLM:
 
     def _finish(self, output: RequestOutput, timeline: Timeline) -> None:
         output.finished = True
-        ceiling = cached_read_bandwidth(self.num_threads).read_bandwidth_bytes_per_s
+        try:
+            ceiling = cached_read_bandwidth(self.num_threads).read_bandwidth_bytes_per_s
+        except CapacityError:  # the answer is there; only the ceiling stays unknown
+            ceiling = 0.0
         output.timings = timeline.timings(self._weight_bytes_per_step, ceiling)
 
     def _logprob_entry(self, entry: TokenLogprobs) -> dict[int, Logprob]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hotloop import _native
 from hotloop.config import EngineConfig
+from hotloop.engine.arithmetic import own_arithmetic
 from hotloop.errors import CapacityError, InvalidRequestError
 from hotloop.kv_cache.layout import KVLayout
 from hotloop.kv_cache.storage import KVStorage
@@ -28,6 +29,7 @@ MAX_LOGITS_ROWS = 64  # rows of one step that get logits
 class ModelRunner:
     """Owns the weights, the KV pool, the thread team and the step programs of one model."""
 
+    @own_arithmetic()
     def __init__(self, gguf: GGUFFile, config: EngineConfig) -> None:
         """Loads and repacks all weights; ``gguf`` is not needed afterwards.
 
@@ -43,20 +45,34 @@ class ModelRunner:
                 f"instruction set '{config.isa}' is not usable on this machine; usable: {', '.join(usable)}"
             )
         self.isa: str = config.isa or usable[0]
-        self._team = _native.ThreadTeam(config.num_threads)
+        weight_bytes = sum(gguf.tensors[name].nbytes for name in self.model.tensor_shapes if name in gguf.tensors)
+        if weight_bytes > available_memory_bytes():
+            raise CapacityError(
+                f"{gguf.path}: the weights take {weight_bytes} bytes and {available_memory_bytes()} are free; "
+                f"free some memory or choose a smaller model"
+            )
+        self._team = _start_team(config.num_threads)
         layout = KVLayout(kv_groups(self.model.config), config.block_size, config.kv_dtype)
         self.storage = KVStorage.allocate(layout, self._num_blocks(layout))
         self._weights = NativeWeights(gguf, self._team)
         self._programs: dict[ProgramKey, NativeProgram] = {}
-        self.program()
+        try:
+            self.program()
+        except MemoryError:  # a limit of the process, which the machine's free memory does not show
+            raise CapacityError(
+                f"{gguf.path}: no memory for {weight_bytes} bytes of weights and the work space of "
+                f"{self.max_tokens} tokens; raise the process's memory limit, lower max_num_batched_tokens or "
+                f"choose a smaller model"
+            ) from None
 
     def _num_blocks(self, layout: KVLayout) -> int:
         """The pool: room for one request of max_model_len, at most half of the free memory; or what was asked for."""
         wanted = layout.blocks_for(self.max_model_len)
-        if self.config.kv_cache_memory_bytes is not None:
-            blocks = self.config.kv_cache_memory_bytes // layout.block_bytes
-        else:
-            blocks = min(wanted, available_memory_bytes() // 2 // layout.block_bytes)
+        available = available_memory_bytes()
+        asked = self.config.kv_cache_memory_bytes
+        if asked is not None and asked > available:
+            raise CapacityError(f"kv_cache_memory_bytes is {asked} and {available} bytes are free; lower it")
+        blocks = min(wanted, available // 2 // layout.block_bytes) if asked is None else asked // layout.block_bytes
         if blocks < len(layout.groups):
             raise CapacityError(
                 f"the KV pool has room for {blocks} blocks of {layout.block_bytes} bytes and needs {len(layout.groups)}; "
@@ -88,3 +104,10 @@ class ModelRunner:
     def forward(self, batch: ForwardBatch) -> NDArray[np.float32]:
         """Append the batch's K and V and return logits float32 [L, vocab_size]: a view until the next call."""
         return self.program().replay(batch)
+
+
+def _start_team(num_threads: int) -> _native.ThreadTeam:
+    try:
+        return _native.ThreadTeam(num_threads)
+    except RuntimeError as error:
+        raise CapacityError(f"cannot start {num_threads} threads ({error}); lower threads") from None

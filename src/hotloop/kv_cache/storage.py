@@ -8,12 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop.errors import CapacityError
 from hotloop.kv_cache.layout import KVLayout
+
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0)  # not every system has it
 
 
 @dataclass(frozen=True, slots=True)
 class KVStorage:
-    """``pool``: uint8 [num_blocks * block_bytes]. Anonymous pages: memory is taken as blocks are first written."""
+    """``pool``: uint8 [num_blocks * block_bytes]. Anonymous private pages: memory is taken as blocks are first written,
+    and a forked process writes to copies of its own."""
 
     layout: KVLayout
     num_blocks: int
@@ -21,7 +25,14 @@ class KVStorage:
 
     @classmethod
     def allocate(cls, layout: KVLayout, num_blocks: int) -> KVStorage:
-        memory = mmap.mmap(-1, num_blocks * layout.block_bytes)
+        """Raises CapacityError if the process may not take so much address space."""
+        size = num_blocks * layout.block_bytes
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        except (OSError, OverflowError) as error:
+            raise CapacityError(
+                f"no memory for a KV pool of {size} bytes ({error}); lower max_model_len or kv_cache_memory_bytes"
+            ) from None
         return cls(layout, num_blocks, np.frombuffer(memory, np.uint8))
 
     @property

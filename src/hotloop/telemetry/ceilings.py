@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -10,10 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hotloop import _native
+from hotloop.errors import CapacityError
 from hotloop.machine import available_memory_bytes
 from hotloop.weights.cache import home
 
 _PROBE_BYTES = 512 << 20
+_LEAST_PROBE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +31,15 @@ class ReadBandwidth:
 
 
 def measure_read_bandwidth(threads: int, seconds: float = 0.4) -> ReadBandwidth:
-    """Run the probe now, for about ``seconds``."""
-    size = min(_PROBE_BYTES, available_memory_bytes() // 4)
-    samples = [float(s) for s in _native.measure_read_bandwidth(threads, size, seconds)]
+    """Run the probe now, for about ``seconds``. Raises CapacityError if memory or threads for it are short."""
+    size = max(_LEAST_PROBE_BYTES, min(_PROBE_BYTES, available_memory_bytes() // 4))
+    try:
+        samples = [float(s) for s in _native.measure_read_bandwidth(threads, size, seconds)]
+    except (MemoryError, RuntimeError) as error:
+        raise CapacityError(
+            f"cannot measure the read bandwidth with {threads} threads and {size} bytes ({error}); "
+            f"raise the process's limits or lower threads"
+        ) from None
     return ReadBandwidth(threads, statistics.median(samples), min(samples), max(samples), len(samples))
 
 
@@ -44,13 +53,14 @@ def cached_read_bandwidth(threads: int) -> ReadBandwidth:
     except (OSError, ValueError, KeyError, TypeError):
         known = {}
     measured = measure_read_bandwidth(threads)
-    try:
+    temporary = path.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # a read-only or full home only costs the next start a measurement
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps({**known, key: asdict(measured)}))
-        temporary.replace(path)
-    except OSError:
-        pass  # a read-only home only costs the next start a measurement
+        try:
+            temporary.write_text(json.dumps({**known, key: asdict(measured)}))
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     return measured
 
 

@@ -26,13 +26,14 @@ class Timeline:
         self.num_tokens += num_tokens
 
     def timings(self, weight_bytes_per_step: int, read_bandwidth_bytes_per_s: float) -> dict[str, float | int]:
-        """The ``timings`` object of an answer."""
+        """The ``timings`` object of an answer. read_bandwidth_bytes_per_s: 0 where it could not be measured."""
         arrival_s = self.arrival_s
         first_s = self.first_token_s if self.first_token_s is not None else arrival_s
         decode_s = (self.last_token_s or first_s) - first_s
         decode_steps = max(0, self.num_tokens - 1)
         tokens_per_s = decode_steps / decode_s if decode_s > 0 else 0.0
         kv_bytes = self.decode_kv_bytes / decode_steps if decode_steps else 0.0
+        read_bytes_per_s = (weight_bytes_per_step + kv_bytes) * tokens_per_s
         return {
             "ttft_s": first_s - arrival_s,
             "decode_s": decode_s,
@@ -40,5 +41,5 @@ class Timeline:
             "weight_bytes_per_step": weight_bytes_per_step,
             "kv_bytes_per_step": round(kv_bytes),
             "read_bandwidth_ceiling_bytes_per_s": read_bandwidth_bytes_per_s,
-            "mbu": (weight_bytes_per_step + kv_bytes) * tokens_per_s / read_bandwidth_bytes_per_s,
+            "mbu": read_bytes_per_s / read_bandwidth_bytes_per_s if read_bandwidth_bytes_per_s else 0.0,
         }
