@@ -64,6 +64,8 @@ class SamplingParams:
         for stop in self.stop_strings:
             if not isinstance(stop, str) or not stop:
                 raise InvalidRequestError(f"stop holds {stop!r}; every stop string must be a non-empty string")
+            if any("\ud800" <= c <= "\udfff" for c in stop):
+                raise InvalidRequestError(f"stop holds {stop!r} with a lone surrogate, which no text has")
         _check(
             len(self.stop_strings) <= MAX_STOP_STRINGS,
             "stop",

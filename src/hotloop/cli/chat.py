@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hotloop.cli import options as opt
+from hotloop.cli.terminal import printable
 
 if TYPE_CHECKING:
     from hotloop.engine.llm import LLM
@@ -74,7 +75,7 @@ def converse(llm: LLM, params: SamplingParams, system: str | None) -> None:
             messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
         except HotloopError as error:
             messages.pop()
-            print(f"hotloop: {error}", file=sys.stderr)
+            print(f"hotloop: {printable(str(error))}", file=sys.stderr)
 
 
 def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> str:

@@ -4,10 +4,12 @@ A command is a module with a function `command` (typer annotations); it raises H
 is slow inside the function. Its line below is all that `hotloop --help` needs.
 """
 
+import io
 import os
 import signal
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -73,18 +75,33 @@ def _group(
     """Run language models from GGUF files, fast and reproducibly."""
 
 
+def _prepare_standard_streams() -> None:
+    """Streams that the caller closed become empty ones, and no character is beyond the terminal's encoding."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  (open for the whole process)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def main() -> NoReturn:
     """Exit status: 0, 1 for an error or a closed pipe, 2 for wrong usage, 130 for Ctrl-C."""
+    _prepare_standard_streams()
     try:
         status = typer.main.get_command(app).main(prog_name="hotloop", standalone_mode=False)
         sys.stdout.flush()
     except HotloopError as error:
         print(f"hotloop: {printable(str(error))}", file=sys.stderr)
         status = 1
+    except MemoryError:
+        print("hotloop: out of memory; free some, or raise this process's limit", file=sys.stderr)
+        status = 1
     except (KeyboardInterrupt, typer.Abort):
         print(file=sys.stderr)
         status = 128 + signal.SIGINT
-    except BrokenPipeError:
+    except OSError as error:  # standard output cannot be written: nobody reads on, or the disk is full
+        if not isinstance(error, BrokenPipeError):
+            print(f"hotloop: {printable(str(error))}", file=sys.stderr)
         # Python flushes stdout once more at exit; it must find nobody to complain to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1  # as click does where it sees the closed pipe first

@@ -1,3 +1,4 @@
+import io
 import os
 import subprocess
 import sys
@@ -107,3 +108,43 @@ def test_version(monkeypatch, capsys) -> None:
     assert capsys.readouterr().out == "hotloop 1.2.3\n"
     assert run(monkeypatch) in (0, 2)  # no arguments: help
     assert "Commands:" in "".join(capsys.readouterr())
+
+
+def hotloop(arguments: str, redirection: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """`hotloop ARGUMENTS` under a shell, with standard streams as it redirects them."""
+    code = 'import sys; sys.argv[0] = "hotloop"; from hotloop.cli.main import main; main()'
+    line = f"exec {sys.executable} -c '{code}' {arguments} {redirection}"
+    return subprocess.run(["sh", "-c", line], capture_output=True, env={**os.environ, **environment}, check=False)
+
+
+@pytest.mark.parametrize("arguments", ["list --catalog", "pull no-such-model"])
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_standard_streams_are_no_traceback(arguments: str, redirection: str) -> None:
+    done = hotloop(arguments, redirection)
+    assert done.returncode == (0 if "list" in arguments else 1)
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_under_standard_output_is_one_line() -> None:
+    done = hotloop("list --catalog", "> /dev/full")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"hotloop: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_characters_beyond_the_encoding_of_standard_output_are_replaced(monkeypatch) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    module = ModuleType("stub")
+    module.command = lambda: print("d\u00e9j\u00e0")
+    monkeypatch.setitem(sys.modules, "stub", module)
+    monkeypatch.setitem(cli.COMMANDS, "stub", ("stub", "A stub."))
+    assert run(monkeypatch, "stub") == 0
+    assert output.buffer.getvalue() == b"d?j?\n"  # type: ignore[attr-defined]
+
+
+def test_out_of_memory_is_one_line(monkeypatch, capsys) -> None:
+    add_command(monkeypatch, MemoryError())
+    assert run(monkeypatch, "stub", "x") == 1
+    assert capsys.readouterr().err.startswith("hotloop: out of memory")
