@@ -10,14 +10,18 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How a linear op is cut: row blocks x tokens. A few tokens: long row ranges, so that weights stream. Many: a tile's
-// weights and activations stay in the second-level cache.
+int64_t row_blocks_of(const Matrix& matrix) { return ceil_div(matrix.rows, kRowBlock); }
+
+// How a linear op is cut: row blocks x tokens. A few tokens: ranges long enough to stream, short enough that the threads end
+// together. Many: a tile's weights and activations stay in the second-level cache.
 struct Tiling {
   int64_t row_blocks, token_step, row_tiles, token_tiles;
 
-  Tiling(int64_t blocks, int64_t tokens, int threads) {
-    constexpr int64_t kFewTokens = 16, kTokenStep = 64, kRowBlocks = 16;
-    row_blocks = std::max<int64_t>(1, ceil_div(blocks, threads * 4));
+  Tiling(const Matrix& w, int64_t tokens, int threads) {
+    constexpr int64_t kFewTokens = 16, kTokenStep = 64, kRowBlocks = 16, kTileBytes = 192 << 10;
+    const int64_t blocks = row_blocks_of(w);
+    const int64_t tiles = std::max<int64_t>(threads * 2, blocks * row_block_bytes(w.format, w.cols) / kTileBytes);
+    row_blocks = std::max<int64_t>(1, blocks / tiles);
     token_step = std::max<int64_t>(1, tokens);
     if (tokens > kFewTokens) {
       row_blocks = std::min(row_blocks, kRowBlocks);
@@ -28,8 +32,6 @@ struct Tiling {
   }
   int64_t tiles() const { return row_tiles * token_tiles; }
 };
-
-int64_t row_blocks_of(const Matrix& matrix) { return ceil_div(matrix.rows, kRowBlock); }
 
 constexpr int64_t kMaxTileTokens = 64;
 
@@ -77,13 +79,13 @@ void NormOp::run(const Step& step, int64_t i, float* scratch) {
 }
 
 int64_t LinearOp::tiles(const Step& step) const {
-  return Tiling(row_blocks_of(weight->matrix()), step.rows(out.extent), step.threads).tiles();
+  return Tiling(weight->matrix(), step.rows(out.extent), step.threads).tiles();
 }
 
 void LinearOp::run(const Step& step, int64_t tile, float*) {
   const Matrix& w = weight->matrix();
   const int64_t tokens = step.rows(out.extent);
-  const Tiling tiling(row_blocks_of(w), tokens, step.threads);
+  const Tiling tiling(w, tokens, step.threads);
   const int64_t block_begin = tile / tiling.token_tiles * tiling.row_blocks;
   const int64_t block_end = std::min(block_begin + tiling.row_blocks, row_blocks_of(w));
   const int64_t begin = tile % tiling.token_tiles * tiling.token_step;
