@@ -85,7 +85,7 @@ def test_stats_and_suggestion_are_on_stderr(environment: dict[str, str], model: 
         (["--kv-dtype", "f8"], "kv_dtype is 'f8'"),
         (["--isa", "sse2"], "'sse2' is not usable"),
         (["--stop", ""], "non-empty"),
-        (["--max-model-len", "3"], "more than 3; shorten it"),
+        (["--max-model-len", "3"], "context length is 3"),
     ],
 )
 def test_bad_options_are_one_clean_line(environment: dict[str, str], model: Path, args: list[str], message: str) -> None:
