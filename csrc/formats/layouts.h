@@ -61,7 +61,7 @@ static_assert(sizeof(Q2KSuperblock) == 672);
 // low two bits of registers 6 and 7 in bits 6, 7 of codes[0] and [1], their third in bits 6 and 7 of codes[2].
 struct Q3KSuperblock {        // 256 k = 8 groups; w = (d (scale - 32)) (q - 4), scale per 16 k
   uint16_t d[8];
-  uint8_t scales[8][12];      // packed as in Q4_K: scale of half 0 in the place of scale, of half 1 in that of min
+  uint8_t scales[8][12];      // [group]: bits 6i .. 6i + 5, i = 2 row + half: scale, 0..63
   uint8_t codes[8][3][32];    // [group]: q, 0..7
 };
 static_assert(sizeof(Q3KSuperblock) == 880);
@@ -97,8 +97,7 @@ static_assert(sizeof(Q6KSuperblock) == 1680);
 
 struct IQ4XSSuperblock {      // 256 k = 8 groups; w = (d (scale - 32)) table[q]
   uint16_t d[8];
-  uint8_t scales_low[8][4];   // [group]: nibble r = low four bits of row r's scale, 0..63
-  uint8_t scales_high[8][2];  // [group]: bits 2r, 2r + 1 of the u16 = high two bits
+  uint8_t scales[8][6];       // [group]: bits 6r .. 6r + 5: scale of row r, 0..63
   uint8_t nibbles[8][128];
 };
 static_assert(sizeof(IQ4XSSuperblock) == 1088);

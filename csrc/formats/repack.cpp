@@ -76,11 +76,19 @@ void put_two_bits(const uint32_t (&c)[8], int r, uint8_t (&codes)[2][32]) {
   }
 }
 
-// Two 6-bit numbers of row r in the 12 bytes of a group.
-void put_six_bits(int first, int second, int r, uint8_t (&scales)[12]) {
-  scales[r] = static_cast<uint8_t>(first | (second & 3) << 6);
+// Number i of a stream of 6-bit numbers; they come in ascending order, and the first bits in a byte reset it.
+void put_six_bits(int value, int i, uint8_t* stream) {
+  uint8_t* at = stream + 6 * i / 8;
+  const int shift = 6 * i % 8;
+  at[0] = static_cast<uint8_t>(shift == 0 ? value : at[0] | value << shift);
+  if (shift > 2) at[1] = static_cast<uint8_t>(value >> (8 - shift));
+}
+
+// Scale and min of row r in the 12 bytes of Q4_K and Q5_K.
+void put_scale_min(int scale, int min, int r, uint8_t (&scales)[12]) {
+  scales[r] = static_cast<uint8_t>(scale | (min & 3) << 6);
   uint8_t& pair = scales[8 + r / 2];  // rows come in ascending order: the even row resets the byte
-  pair = static_cast<uint8_t>((r & 1) ? pair | (second >> 2) << 4 : second >> 2);
+  pair = static_cast<uint8_t>((r & 1) ? pair | (min >> 2) << 4 : min >> 2);
 }
 
 void convert(const gguf::Q5_1& src, int r, layout::Q5_1Group& dst) {
@@ -115,7 +123,7 @@ void convert(const gguf::Q4_K& src, int r, layout::Q4KSuperblock& dst) {
   dst.dmin[r] = load_u16(src.dmin);
   for (int g = 0; g < 8; ++g) {
     const ScaleMin s = scale_min(src.scales, g);
-    put_six_bits(s.scale, s.min, r, dst.scales[g]);
+    put_scale_min(s.scale, s.min, r, dst.scales[g]);
   }
   for (int c = 0; c < 4; ++c) {
     for (int j = 0; j < 4; ++j) {
@@ -132,7 +140,7 @@ void convert(const gguf::Q5_K& src, int r, layout::Q5KSuperblock& dst) {
   dst.dmin[r] = load_u16(src.dmin);
   for (int g = 0; g < 8; ++g) {
     const ScaleMin s = scale_min(src.scales, g);
-    put_six_bits(s.scale, s.min, r, dst.scales[g]);
+    put_scale_min(s.scale, s.min, r, dst.scales[g]);
     uint32_t c[8];
     for (int j = 0; j < 8; ++j) {
       const uint32_t low = load_u32(src.qs + 32 * (g / 2) + 4 * j) >> (4 * (g % 2)) & 0x0f0f0f0fu;
@@ -160,7 +168,7 @@ void convert(const gguf::Q3_K& src, int r, layout::Q3KSuperblock& dst) {
     return (src.scales[i % 8] >> (4 * (i / 8)) & 15) | (src.scales[8 + i % 4] >> (2 * (i / 4)) & 3) << 4;
   };
   for (int g = 0; g < 8; ++g) {
-    put_six_bits(scale(2 * g), scale(2 * g + 1), r, dst.scales[g]);
+    for (int half = 0; half < 2; ++half) put_six_bits(scale(2 * g + half), 2 * r + half, dst.scales[g]);
     uint32_t c[8];
     for (int j = 0; j < 8; ++j) {
       const uint32_t low = load_u32(src.qs + 32 * (g / 4) + 4 * j) >> (2 * (g % 4)) & 0x03030303u;
@@ -180,10 +188,7 @@ void convert(const gguf::IQ4_XS& src, int r, layout::IQ4XSSuperblock& dst) {
   for (int g = 0; g < 8; ++g) {
     const int low = src.scales_l[g / 2] >> (4 * (g % 2)) & 15;
     const int high = src.scales_h[g / 4] >> (2 * (g % 4)) & 3;
-    uint8_t& low_pair = dst.scales_low[g][r / 2];  // rows come in ascending order: the first of a byte resets it
-    uint8_t& high_four = dst.scales_high[g][r / 4];
-    low_pair = static_cast<uint8_t>(r % 2 ? low_pair | low << 4 : low);
-    high_four = static_cast<uint8_t>(r % 4 ? high_four | high << (2 * (r % 4)) : high);
+    put_six_bits(low | high << 4, r, dst.scales[g]);
     put_nibbles(src.qs + 16 * g, r, dst.nibbles[g]);
   }
 }

@@ -49,25 +49,51 @@ inline void subtract_offset(const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) 
   }
 }
 
-// 5-bit and shorter codes in two stages of four registers: F::unpack<S> gives registers 4S .. 4S + 3 as unsigned bytes.
-// pairs[r][n] = the sum of their products; 4 registers x 2 products x 31 x 127 = 31496 fit int16.
+// 5-bit and shorter codes in two stages of four registers: F::code<J> is register J as unsigned bytes, F::kOrder[4S + c]
+// the c-th register of stage S. pairs[r][n] = the sum of their products: 4 registers x 2 products x 31 x 127 = 31496
+// fits int16. With one token a broadcast of activations serves all row blocks, otherwise a code register all tokens.
 template <class F, int S, int R, int N>
 inline void stage_dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&pairs)[R][N]) {
-  HOTLOOP_UNROLL
-  for (int r = 0; r < R; ++r) {
-    __m256i code[4];
-    F::template unpack<S>(block[r], g, code);
+  constexpr int kJ[4] = {F::kOrder[4 * S], F::kOrder[4 * S + 1], F::kOrder[4 * S + 2], F::kOrder[4 * S + 3]};
+  if constexpr (N == 1) {
+    const int8_t* q = x.q[0] + g * kGroupSize;
+    const __m256i x0 = broadcast4(q + 4 * kJ[0]), x1 = broadcast4(q + 4 * kJ[1]);
     HOTLOOP_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const int8_t* q = x.q[n] + g * kGroupSize + 16 * S;
-      const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(code[0], broadcast4(q)),
-                                         _mm256_maddubs_epi16(code[1], broadcast4(q + 4)));
-      const __m256i s = _mm256_add_epi16(_mm256_maddubs_epi16(code[2], broadcast4(q + 8)),
-                                         _mm256_maddubs_epi16(code[3], broadcast4(q + 12)));
-      pairs[r][n] = _mm256_add_epi16(p, s);
+    for (int r = 0; r < R; ++r) {
+      pairs[r][0] = _mm256_add_epi16(_mm256_maddubs_epi16(F::template code<kJ[0]>(block[r], g), x0),
+                                     _mm256_maddubs_epi16(F::template code<kJ[1]>(block[r], g), x1));
+    }
+    const __m256i x2 = broadcast4(q + 4 * kJ[2]), x3 = broadcast4(q + 4 * kJ[3]);
+    HOTLOOP_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(F::template code<kJ[2]>(block[r], g), x2),
+                                         _mm256_maddubs_epi16(F::template code<kJ[3]>(block[r], g), x3));
+      pairs[r][0] = _mm256_add_epi16(pairs[r][0], p);
+    }
+  } else {
+    HOTLOOP_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m256i code[4] = {F::template code<kJ[0]>(block[r], g), F::template code<kJ[1]>(block[r], g),
+                               F::template code<kJ[2]>(block[r], g), F::template code<kJ[3]>(block[r], g)};
+      HOTLOOP_UNROLL
+      for (int n = 0; n < N; ++n) {
+        const int8_t* q = x.q[n] + g * kGroupSize;
+        const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(code[0], broadcast4(q + 4 * kJ[0])),
+                                           _mm256_maddubs_epi16(code[1], broadcast4(q + 4 * kJ[1])));
+        const __m256i s = _mm256_add_epi16(_mm256_maddubs_epi16(code[2], broadcast4(q + 4 * kJ[2])),
+                                           _mm256_maddubs_epi16(code[3], broadcast4(q + 4 * kJ[3])));
+        pairs[r][n] = _mm256_add_epi16(p, s);
+      }
     }
   }
 }
+
+struct Ascending {
+  static constexpr int kOrder[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+};
+struct NibblesTogether {  // both registers of a loaded vector
+  static constexpr int kOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+};
 
 template <class F, int R, int N>
 inline void staged_dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
@@ -108,52 +134,56 @@ inline __m256i bytes(int v) { return _mm256_set1_epi8(static_cast<char>(v)); }
 inline __m256i take(__m256i v, int mask) { return _mm256_and_si256(v, bytes(mask)); }
 // Bits `mask` of each byte after a shift; what comes from the neighbouring byte is masked off.
 template <int N>
-inline __m256i right(__m256i v, int mask) { return take(_mm256_srli_epi16(v, N), mask); }
-
-// Registers 4S .. 4S + 3 of the packed codes (formats/layouts.h).
-template <int S>
-inline void unpack_five_bits(const uint8_t (&codes)[5][32], __m256i (&code)[4]) {
-  if constexpr (S == 0) {
-    for (int j = 0; j < 4; ++j) code[j] = take(load256(codes[j]), 31);
-  } else {
-    const __m256i v3 = load256(codes[3]), v4 = load256(codes[4]);
-    code[0] = take(v4, 31);
-    code[1] = _mm256_or_si256(right<5>(load256(codes[0]), 7), right<2>(v3, 0x18));
-    code[2] = _mm256_or_si256(_mm256_or_si256(right<5>(load256(codes[1]), 7), right<2>(v4, 8)), right<3>(v3, 16));
-    code[3] = _mm256_or_si256(right<5>(load256(codes[2]), 7), right<3>(v4, 0x18));
-  }
+inline __m256i right(__m256i v, int mask) {
+  return take(N > 0 ? _mm256_srli_epi16(v, N) : v, mask);
 }
 
-template <int S>
-inline void unpack_three_bits(const uint8_t (&codes)[3][32], __m256i (&code)[4]) {
-  const __m256i v0 = load256(codes[0]), v1 = load256(codes[1]), v2 = load256(codes[2]);
-  if constexpr (S == 0) {
-    code[0] = take(v0, 7);
-    code[1] = take(v1, 7);
-    code[2] = take(v2, 7);
-    code[3] = right<3>(v0, 7);
-  } else {
-    code[0] = right<3>(v1, 7);
-    code[1] = right<3>(v2, 7);
-    code[2] = _mm256_or_si256(right<6>(v0, 3), right<4>(v2, 4));
-    code[3] = _mm256_or_si256(right<6>(v1, 3), right<5>(v2, 4));
-  }
+// Register J of the packed codes (formats/layouts.h).
+template <int J>
+inline __m256i five_bits(const uint8_t (&codes)[5][32]) {
+  if constexpr (J < 5) return take(load256(codes[J]), 31);
+  const __m256i low = right<5>(load256(codes[J < 5 ? 0 : J - 5]), 7);
+  if constexpr (J == 5) return _mm256_or_si256(low, right<2>(load256(codes[3]), 0x18));
+  if constexpr (J == 7) return _mm256_or_si256(low, right<3>(load256(codes[4]), 0x18));
+  return _mm256_or_si256(_mm256_or_si256(low, right<2>(load256(codes[4]), 8)), right<3>(load256(codes[3]), 16));
 }
 
-// The two 6-bit numbers of each row as an int16 pair in its lane.
-inline __m256i six_bit_pairs(const uint8_t (&scales)[12]) {
-  const __m256i low = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales)));
-  const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);  // nibble r of the last four bytes to lane r
-  const __m256i high = _mm256_srlv_epi32(broadcast4(scales + 8), shifts);
-  const __m256i first = _mm256_and_si256(low, _mm256_set1_epi32(63));
-  const __m256i second = _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi32(low, 10), _mm256_set1_epi32(3 << 16)),
-                                         _mm256_and_si256(_mm256_slli_epi32(high, 18), _mm256_set1_epi32(15 << 18)));
-  return _mm256_or_si256(first, second);
+template <int J>
+inline __m256i three_bits(const uint8_t (&codes)[3][32]) {
+  if constexpr (J < 3) return take(load256(codes[J]), 7);
+  if constexpr (J < 6) return right<3>(load256(codes[J % 3]), 7);
+  return _mm256_or_si256(right<6>(load256(codes[J % 3]), 3), right<J == 6 ? 4 : 5>(load256(codes[2]), 4));
 }
 
-// Signed codes of a table, the sign trick of Q8_0: 2 x 127 x 127 fit int16.
+// 6-bit numbers at bits 6i of a stream, each to a 16-bit word: the two bytes around it, a shift to the top by a multiply,
+// and a shift to the bottom. Bit 6i is at bit 0, 6, 4, 2 of byte 0, 0, 1, 2 (+ 3 for every four numbers).
+inline __m256i six_bit_pairs(const uint8_t* stream) {  // numbers 2r, 2r + 1 to lane r; reads 16 bytes
+  const __m256i at = _mm256_setr_epi8(0, 1, 0, 1, 1, 2, 2, 3, 3, 4, 3, 4, 4, 5, 5, 6,  //
+                                      6, 7, 6, 7, 7, 8, 8, 9, 9, 10, 9, 10, 10, 11, 11, 12);
+  const __m256i up = _mm256_set1_epi64x(0x0100'0040'0010'0400);
+  const __m256i both = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load128(stream)), at);
+  return _mm256_srli_epi16(_mm256_mullo_epi16(both, up), 10);
+}
+inline __m256i six_bit_numbers(const uint8_t* stream) {  // number r to lane r; reads 8 bytes
+  const __m256i at = _mm256_setr_epi8(0, 1, -1, -1, 0, 1, -1, -1, 1, 2, -1, -1, 2, 3, -1, -1,  //
+                                      3, 4, -1, -1, 3, 4, -1, -1, 4, 5, -1, -1, 5, 6, -1, -1);
+  const __m256i up = _mm256_setr_epi32(0x400, 0x10, 0x40, 0x100, 0x400, 0x10, 0x40, 0x100);
+  int64_t v;
+  __builtin_memcpy(&v, stream, 8);
+  return _mm256_srli_epi16(_mm256_mullo_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(v), at), up), 10);
+}
+
+// Signed codes w of a table, the sign trick of Q8_0: 2 x 127 x 127 fit int16. The unsigned factor is |x| or |w|, whichever
+// serves more products.
+template <bool UnsignedX>
+inline __m256i signed_pairs(__m256i w, __m256i w_magnitude, __m256i x, __m256i x_magnitude) {
+  if constexpr (UnsignedX) return _mm256_maddubs_epi16(x_magnitude, _mm256_sign_epi8(w, x));
+  return _mm256_maddubs_epi16(w_magnitude, _mm256_sign_epi8(x, w));
+}
+
 template <int R, int N>
 inline void table_dot(const uint8_t* const (&nibbles)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
+  constexpr bool kUnsignedX = N < R;
   const __m256i table = _mm256_broadcastsi128_si256(load128(values::kIq4Codebook));
   const __m256i ones = _mm256_set1_epi16(1);
   HOTLOOP_UNROLL
@@ -167,8 +197,9 @@ inline void table_dot(const uint8_t* const (&nibbles)[R], const XTile<N>& x, int
       HOTLOOP_UNROLL
       for (int n = 0; n < N; ++n) {
         const int8_t* q = x.q[n] + g * kGroupSize + 4 * i;
-        const __m256i p = _mm256_maddubs_epi16(low_magnitude, _mm256_sign_epi8(broadcast4(q), low));
-        const __m256i s = _mm256_maddubs_epi16(high_magnitude, _mm256_sign_epi8(broadcast4(q + 16), high));
+        const __m256i x_low = broadcast4(q), x_high = broadcast4(q + 16);
+        const __m256i p = signed_pairs<kUnsignedX>(low, low_magnitude, x_low, _mm256_abs_epi8(x_low));
+        const __m256i s = signed_pairs<kUnsignedX>(high, high_magnitude, x_high, _mm256_abs_epi8(x_high));
         const __m256i quads = _mm256_add_epi32(_mm256_madd_epi16(p, ones), _mm256_madd_epi16(s, ones));
         sum[r][n] = i == 0 ? quads : _mm256_add_epi32(sum[r][n], quads);
       }
@@ -405,15 +436,15 @@ struct Q6_K : ScaleOnly {
   }
 };
 
-struct Q5_1 : ScaleAndMin {
+struct Q5_1 : ScaleAndMin, Ascending {
   using Values = values::Q5_1;
   static Factors factors(const uint8_t* block, int64_t g) {
     const layout::Q5_1Group& w = Values::group(block, g);
     return {half8_to_float(w.d), half8_to_float(w.m)};
   }
-  template <int S>
-  static void unpack(const uint8_t* block, int64_t g, __m256i (&code)[4]) {
-    unpack_five_bits<S>(Values::group(block, g).codes, code);
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return five_bits<J>(Values::group(block, g).codes);
   }
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
@@ -421,15 +452,15 @@ struct Q5_1 : ScaleAndMin {
   }
 };
 
-struct Q5_K : ScaleAndMinus {
+struct Q5_K : ScaleAndMinus, Ascending {
   using Values = values::Q5_K;
   static Factors factors(const uint8_t* block, int64_t g) {
     const layout::Q5KSuperblock& w = Values::superblock(block, g);
     return factors_of(w.d, w.dmin, w.scales[g % 8]);
   }
-  template <int S>
-  static void unpack(const uint8_t* block, int64_t g, __m256i (&code)[4]) {
-    unpack_five_bits<S>(Values::superblock(block, g).codes[g % 8], code);
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return five_bits<J>(Values::superblock(block, g).codes[g % 8]);
   }
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
@@ -437,7 +468,7 @@ struct Q5_K : ScaleAndMinus {
   }
 };
 
-struct Q2_K {
+struct Q2_K : Ascending {
   using Values = values::Q2_K;
   struct Factors {
     __m256 d, dmin;
@@ -450,13 +481,9 @@ struct Q2_K {
     const layout::Q2KSuperblock& w = Values::superblock(block, g);
     return {half8_to_float(w.d), half8_to_float(w.dmin), _mm256_srli_epi16(scale_bytes(block, g), 4)};
   }
-  template <int S>
-  static void unpack(const uint8_t* block, int64_t g, __m256i (&code)[4]) {
-    const __m256i v = load256(Values::superblock(block, g).codes[g % 8][S]);
-    code[0] = take(v, 3);
-    code[1] = right<2>(v, 3);
-    code[2] = right<4>(v, 3);
-    code[3] = right<6>(v, 3);
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return right<2 * (J % 4)>(load256(Values::superblock(block, g).codes[g % 8][J / 4]), 3);
   }
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
@@ -471,12 +498,12 @@ struct Q2_K {
   }
 };
 
-struct Q3_K : ScaleOnly {
+struct Q3_K : ScaleOnly, Ascending {
   using Values = values::Q3_K;
   static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::superblock(block, g).d)}; }
-  template <int S>
-  static void unpack(const uint8_t* block, int64_t g, __m256i (&code)[4]) {
-    unpack_three_bits<S>(Values::superblock(block, g).codes[g % 8], code);
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return three_bits<J>(Values::superblock(block, g).codes[g % 8]);
   }
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
@@ -489,11 +516,9 @@ struct Q3_K : ScaleOnly {
     scaled_halves_dot<Q3_K, R, N>(block, scales, x, g, sum);
     HOTLOOP_UNROLL
     for (int n = 0; n < N; ++n) {
-      const __m256i sum16 = broadcast4(x.sum16[n] + 2 * g);
+      const __m256i four_sums = _mm256_slli_epi16(broadcast4(x.sum16[n] + 2 * g), 2);  // codes are stored + 4
       HOTLOOP_UNROLL
-      for (int r = 0; r < R; ++r) {  // codes are stored + 4
-        sum[r][n] = _mm256_sub_epi32(sum[r][n], _mm256_slli_epi32(_mm256_madd_epi16(scales[r], sum16), 2));
-      }
+      for (int r = 0; r < R; ++r) sum[r][n] = _mm256_sub_epi32(sum[r][n], _mm256_madd_epi16(scales[r], four_sums));
     }
   }
 };
@@ -513,15 +538,8 @@ struct IQ4_XS : ScaleOnly {
   using Values = values::IQ4_XS;
   static Factors factors(const uint8_t* block, int64_t g) {
     const layout::IQ4XSSuperblock& w = Values::superblock(block, g);
-    uint16_t high;
-    __builtin_memcpy(&high, w.scales_high[g % 8], 2);
-    const __m256i low_shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-    const __m256i high_shifts = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
-    const __m256i lows = _mm256_srlv_epi32(broadcast4(w.scales_low[g % 8]), low_shifts);
-    const __m256i highs = _mm256_srlv_epi32(_mm256_set1_epi32(high), high_shifts);
-    const __m256i scale = _mm256_or_si256(_mm256_and_si256(lows, _mm256_set1_epi32(15)),
-                                          _mm256_and_si256(_mm256_slli_epi32(highs, 4), _mm256_set1_epi32(48)));
-    return {_mm256_mul_ps(half8_to_float(w.d), _mm256_cvtepi32_ps(_mm256_sub_epi32(scale, _mm256_set1_epi32(32))))};
+    const __m256i scale = _mm256_sub_epi32(six_bit_numbers(w.scales[g % 8]), _mm256_set1_epi32(32));
+    return {_mm256_mul_ps(half8_to_float(w.d), _mm256_cvtepi32_ps(scale))};
   }
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
@@ -531,7 +549,7 @@ struct IQ4_XS : ScaleOnly {
   }
 };
 
-struct MXFP4 : ScaleOnly {
+struct MXFP4 : ScaleOnly, NibblesTogether {
   using Values = values::MXFP4;
   static Factors factors(const uint8_t* block, int64_t g) {
     const uint8_t* e = Values::group(block, g).e;
@@ -542,15 +560,11 @@ struct MXFP4 : ScaleOnly {
     return {_mm256_castsi256_ps(_mm256_blendv_epi8(normal, subnormal, small))};
   }
   // Table values + 12, so 0..24.
-  template <int S>
-  static void unpack(const uint8_t* block, int64_t g, __m256i (&code)[4]) {
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
     const __m128i table = _mm_add_epi8(load128(values::kMxfp4Codebook), _mm_set1_epi8(12));
-    const uint8_t* nibbles = Values::group(block, g).nibbles;
-    HOTLOOP_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const __m256i v = load256(nibbles + 32 * i);
-      code[i] = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), S == 0 ? low_nibbles(v) : high_nibbles(v));
-    }
+    const __m256i v = load256(Values::group(block, g).nibbles + 32 * (J % 4));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), J < 4 ? low_nibbles(v) : high_nibbles(v));
   }
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {

@@ -91,10 +91,11 @@ inline int two_bits(const uint8_t (&codes)[2][32], int r, int k) {
   return codes[k / 16][4 * r + k % 4] >> (2 * (k / 4 % 4)) & 3;
 }
 
-// The two 6-bit numbers of row r in a group's 12 bytes.
-inline int first_six_bits(const uint8_t (&scales)[12], int r) { return scales[r] & 63; }
-inline int second_six_bits(const uint8_t (&scales)[12], int r) {
-  return scales[r] >> 6 | (scales[8 + r / 2] >> (4 * (r % 2)) & 15) << 2;
+// Number i of a stream of 6-bit numbers.
+inline int six_bits(const uint8_t* stream, int i) {
+  const uint8_t* at = stream + 6 * i / 8;
+  const int shift = 6 * i % 8;
+  return (shift > 2 ? at[0] >> shift | at[1] << (8 - shift) : at[0] >> shift) & 63;
 }
 
 // 2^(e - 128); the two smallest are subnormal.
@@ -213,8 +214,7 @@ struct Q3_K {
     return half_to_float(superblock(block, g).d[r]);
   }
   static int half_scale(const uint8_t* block, int64_t g, int half, int r) {
-    const uint8_t(&scales)[12] = superblock(block, g).scales[g % 8];
-    return (half == 0 ? first_six_bits(scales, r) : second_six_bits(scales, r)) - 32;
+    return six_bits(superblock(block, g).scales[g % 8], 2 * r + half) - 32;
   }
   static float scale(const uint8_t* block, int64_t g, int half, int r) {
     return superblock_scale(block, g, r) * static_cast<float>(half_scale(block, g, half, r));
@@ -224,10 +224,13 @@ struct Q3_K {
   }
 };
 
+// Scale and min of Q4_K and Q5_K.
 template <class Superblock>
 ScaleMin scale_min_of(const Superblock& w, int64_t g, int r) {
-  return {half_to_float(w.d[r]) * static_cast<float>(first_six_bits(w.scales[g % 8], r)),
-          -(half_to_float(w.dmin[r]) * static_cast<float>(second_six_bits(w.scales[g % 8], r)))};
+  const uint8_t* scales = w.scales[g % 8];
+  const int scale = scales[r] & 63;
+  const int min = scales[r] >> 6 | (scales[8 + r / 2] >> (4 * (r % 2)) & 15) << 2;
+  return {half_to_float(w.d[r]) * static_cast<float>(scale), -(half_to_float(w.dmin[r]) * static_cast<float>(min))};
 }
 
 struct Q4_K {
@@ -290,9 +293,7 @@ struct IQ4_XS {
   }
   static float scale(const uint8_t* block, int64_t g, int, int r) {
     const layout::IQ4XSSuperblock& w = superblock(block, g);
-    const int low = w.scales_low[g % 8][r / 2] >> (4 * (r % 2)) & 15;
-    const int high = w.scales_high[g % 8][r / 4] >> (2 * (r % 4)) & 3;
-    return half_to_float(w.d[r]) * static_cast<float>((low | high << 4) - 32);
+    return half_to_float(w.d[r]) * static_cast<float>(six_bits(w.scales[g % 8], r) - 32);
   }
   static int code(const uint8_t* block, int64_t g, int r, int k) {
     return kIq4Codebook[nibble(superblock(block, g).nibbles[g % 8], r, k)];
