@@ -188,6 +188,13 @@ void bind_probe(nb::module_& m) {
     nb::gil_scoped_release release;
     return measure_read_bandwidth(threads, size_bytes, seconds, streams);
   }, "threads"_a, "size_bytes"_a, "seconds"_a, "streams"_a = 0, "Samples in bytes per second.");
+  m.def("measure_peak", [](const std::string& isa, const std::string& kind, int threads, double seconds) {
+    check(threads >= 1 && threads <= 1024, "measure_peak: threads must be 1..1024");
+    check(kind == "int8" || kind == "f32", "measure_peak: int8 or f32");
+    const KernelTable& kernels = select_kernels(isa);
+    nb::gil_scoped_release release;
+    return measure_peak(kernels, kind == "int8" ? &KernelTable::peak_int8 : &KernelTable::peak_f32, threads, seconds);
+  }, "isa"_a, "kind"_a, "threads"_a, "seconds"_a, "Samples in operations per second; a multiply-add is two.");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "kernels/attention.inl"
 #include "kernels/linear.inl"
 #include "kernels/sampling.inl"
+#include "kernels/peak.inl"
 
 namespace hotloop::HOTLOOP_TARGET {
 namespace {
@@ -13,6 +14,7 @@ constexpr KernelTable kTableValue = {
     HOTLOOP_TARGET_NAME, quantize_row, linear, dequantize_row,
     rms_norm, rope, store_kv, gated, add, scale, softcap,
     attention, exp_array, log_array, gumbel, log_sum_exp,
+    peak_int8, peak_f32,
 };
 }  // namespace
 const KernelTable& kTable = kTableValue;

@@ -108,6 +108,11 @@ struct KernelTable {
                  float* out);
   // max, and log of the sum over i of exp(x[i] - max), a 16-lane sum: logprob = (x - max) - log_sum. x: [n], finite or -inf.
   void (*log_sum_exp)(const float* x, int64_t n, float* max_out, float* log_sum_out);
+
+  // ---- yardsticks (kernels/peak.inl) ----------------------------------------------------------------------------
+  // `rounds` rounds of multiply-adds in registers; returns the operations done (a multiply-add is two). sink: [16].
+  int64_t (*peak_int8)(int64_t rounds, float* sink);
+  int64_t (*peak_f32)(int64_t rounds, float* sink);
 };
 
 constexpr int kAttentionTileRows = 6;  // query rows (token, head) that share each load of K and V

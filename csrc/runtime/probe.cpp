@@ -110,10 +110,62 @@ class Probe final : public Job {
   std::atomic<uint64_t> sink_{0};
 };
 
+class PeakProbe final : private Job {
+ public:
+  PeakProbe(int64_t (*kernel)(int64_t, float*), int threads, double seconds)
+      : team_(threads), kernel_(kernel), seconds_(seconds) {}
+
+  std::vector<double> measure() {
+    using Clock = std::chrono::steady_clock;
+    const auto seconds_since = [](Clock::time_point start) {
+      return std::chrono::duration<double>(Clock::now() - start).count();
+    };
+    const auto begin = Clock::now();
+    std::vector<double> samples;
+    while (samples.size() < kMinSamples || seconds_since(begin) < seconds_) {
+      started_ = false;
+      operations_ = 0;
+      const auto start = Clock::now();
+      team_.run(*this);
+      const double seconds = seconds_since(start);
+      if (seconds < kSampleSeconds / 2) {
+        rounds_ *= 2;
+      } else {
+        samples.push_back(static_cast<double>(operations_) / seconds);
+      }
+    }
+    return samples;
+  }
+
+ private:
+  static constexpr double kSampleSeconds = 1e-3;
+
+  int64_t next_op() override {
+    if (started_) return -1;
+    started_ = true;
+    return team_.size();
+  }
+  void run_tile(int64_t, int) override {
+    float sink[16];
+    operations_ += kernel_(rounds_, sink);
+  }
+
+  ThreadTeam team_;
+  int64_t (*kernel_)(int64_t, float*);
+  double seconds_;
+  bool started_ = false;
+  int64_t rounds_ = 1024;
+  std::atomic<int64_t> operations_{0};
+};
+
 }  // namespace
 
 std::vector<double> measure_read_bandwidth(int threads, int64_t bytes, double seconds, int streams) {
   return Probe(threads, bytes, seconds, streams).measure();
+}
+
+std::vector<double> measure_peak(const KernelTable& kernels, PeakKernel kernel, int threads, double seconds) {
+  return PeakProbe(kernels.*kernel, threads, seconds).measure();
 }
 
 }  // namespace hotloop

@@ -1,7 +1,9 @@
-// The one measurement of this machine's read bandwidth: the ceiling every figure of the project is a share of.
+// The one measurement of this machine's limits, read bandwidth and arithmetic: every figure of the project is a share of one.
 #pragma once
 #include <cstdint>
 #include <vector>
+
+#include "kernels/kernel_table.h"
 
 namespace hotloop {
 
@@ -11,5 +13,10 @@ namespace hotloop {
 // which one fills the memory bus differs between machines. `bytes` should be many times the last-level cache; the memory
 // is released on return. Throws std::bad_alloc where there is not enough.
 std::vector<double> measure_read_bandwidth(int threads, int64_t bytes, double seconds, int streams = 0);
+
+// Operations per second (a multiply-add is two) of samples of about a millisecond taken in `seconds`, at least 3: `threads`
+// threads run the kernel set's multiply-add instructions in registers.
+using PeakKernel = int64_t (*KernelTable::*)(int64_t rounds, float* sink);
+std::vector<double> measure_peak(const KernelTable& kernels, PeakKernel kernel, int threads, double seconds);
 
 }  // namespace hotloop

@@ -150,6 +150,9 @@ def rope_cos_sin(positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), 
 def measure_read_bandwidth(threads: int, size_bytes: int, seconds: float, streams: int = 0) -> list[float]:
     """Samples in bytes per second."""
 
+def measure_peak(isa: str, kind: str, threads: int, seconds: float) -> list[float]:
+    """Samples in operations per second; a multiply-add is two."""
+
 class Extent(enum.Enum):
     tokens = 0
 

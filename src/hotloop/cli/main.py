@@ -24,6 +24,7 @@ COMMANDS = {
     "chat": ("hotloop.cli.chat", "Chat with a model."),
     "pull": ("hotloop.cli.pull", "Download a model, or check a local file."),
     "inspect": ("hotloop.cli.inspect_model", "Show what is in a model file and what it needs."),
+    "bench": ("hotloop.cli.bench", "Measure kernels, decode or prefill of a model on this machine."),
     "machine": ("hotloop.cli.machine", "Measure this machine's read bandwidth."),
     "list": ("hotloop.cli.list_models", "List the models on this machine, or the catalog."),
 }

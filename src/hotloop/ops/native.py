@@ -330,8 +330,8 @@ class NativeOps:
 
 @dataclass(frozen=True, slots=True)
 class ReplayProfile:
-    """Where one replay's time went. ops: the launches' names. elapsed_s: float64 [ops], from the end of the op before to its own.
-    busy_s: float64 [threads, ops], seconds a thread ran its tiles; what is left of elapsed_s it waited."""
+    """Where one replay's time went, in seconds. ops: the launches' names. elapsed_s: float64 [ops], from the end of the op
+    before to its own. busy_s: float64 [threads, ops], of a thread's own tiles; what is left of elapsed_s it waited."""
 
     ops: tuple[str, ...]
     elapsed_s: NDArray[np.float64]

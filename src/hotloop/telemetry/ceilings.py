@@ -1,4 +1,5 @@
-"""The machine's ceilings: how fast memory can be read. Measured by the one native probe; everything else quotes it."""
+"""The machine's ceilings: how fast memory can be read, how many multiply-adds can be done. Measured by the one native
+probe; everything else quotes it."""
 
 from __future__ import annotations
 
@@ -9,11 +10,14 @@ import platform
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from hotloop import _native
 from hotloop.errors import CapacityError
 from hotloop.machine import available_memory_bytes
 from hotloop.weights.cache import home
+
+PeakKind = Literal["int8", "f32"]
 
 _PROBE_BYTES = 512 << 20
 _LEAST_PROBE_BYTES = 1 << 20
@@ -41,6 +45,25 @@ def measure_read_bandwidth(threads: int, seconds: float = 0.4) -> ReadBandwidth:
             f"raise the process's limits or lower threads"
         ) from None
     return ReadBandwidth(threads, statistics.median(samples), min(samples), max(samples), len(samples))
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticPeak:
+    """Multiply-adds in registers, two operations each: median and extremes of the probe's samples. kind: int8 or f32."""
+
+    isa: str
+    kind: PeakKind
+    threads: int
+    peak_flops_per_s: float
+    min_flops_per_s: float
+    max_flops_per_s: float
+    samples: int
+
+
+def measure_peak(isa: str, kind: PeakKind, threads: int, seconds: float = 0.05) -> ArithmeticPeak:
+    """Run the probe now, for about ``seconds``, with the instructions that a kernel set's GEMM is made of."""
+    samples = [float(s) for s in _native.measure_peak(isa, kind, threads, seconds)]
+    return ArithmeticPeak(isa, kind, threads, statistics.median(samples), min(samples), max(samples), len(samples))
 
 
 def cached_read_bandwidth(threads: int) -> ReadBandwidth:
