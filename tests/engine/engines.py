@@ -1,4 +1,4 @@
-"""Small helpers of the engine tests: a runner over a tiny model, and all logits of a sequence."""
+"""Small helpers of the engine tests: greedy parameters, a runner over a tiny model, all logits of a sequence."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop import LLM, SamplingParams
 from hotloop.config import EngineConfig
 from hotloop.engine.model_runner import MAX_LOGITS_ROWS, ModelRunner
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.ops.batch import ForwardBatch
 from hotloop.weights.gguf import GGUFFile
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def make_runner(path: Path, **config: Any) -> ModelRunner:
@@ -53,3 +56,12 @@ def batch_of(manager: KVCacheManager, token_ids: Sequence[int], begin: int, end:
 def assert_same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
     assert a.shape == b.shape
     assert (a.view(np.uint32) == b.view(np.uint32)).all(), f"max difference {np.abs(a - b).max()}"
+
+
+def assert_idle(llm: LLM) -> None:
+    """No request, no block and no unread delta is left."""
+    core = llm._core
+    assert not core.has_work
+    assert core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
+    core.kv_cache.check_invariants()
+    assert not llm._deltas

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.ops.batch import ForwardBatch
 from hotloop.request import FinishReason, Request, RequestId, TokenDelta, TokenLogprobs
 from hotloop.sampling.sampler import RowParams, sample, token_logprobs
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,27 @@ class EngineCore:
 
     @own_arithmetic()
     def step(self) -> list[TokenDelta]:
-        """One step: compute the next chunk of the oldest request and, at its end, draw a token."""
+        """One step: compute the next chunk of the oldest request and, at its end, draw a token.
+
+        What goes wrong in it ends that request with an error, and no other.
+        """
         if not self._queue:
             return []
         request = self._queue[0]
+        try:
+            deltas = self._advance(request)
+        except Exception as error:
+            message = str(error)
+            if not isinstance(error, HotloopError):  # a bug, or no memory: the log keeps the traceback
+                _log.exception("the step of %s failed", request.request_id)
+                message = f"{type(error).__name__}: {error}"
+            deltas = [TokenDelta(request.request_id, (), (), None, message)]
+        if deltas and (deltas[0].finish_reason or deltas[0].error):
+            self.abort(request.request_id)
+        return deltas
+
+    def _advance(self, request: Request) -> list[TokenDelta]:
+        """Compute the next chunk of a request and, at its end, draw a token."""
         begin = request.num_computed_tokens
         end = min(request.num_tokens, begin + self.runner.max_tokens)
         allocated = self.kv_cache.allocate(request.request_id, end)
@@ -99,8 +119,6 @@ class EngineCore:
             end - begin, int(is_decode), forwarded_s - started_s, time.perf_counter() - forwarded_s,
             self.kv_cache.layout.bytes_read([end]) if is_decode else 0,
         )  # fmt: skip
-        if deltas and (deltas[0].finish_reason or deltas[0].error):
-            self.abort(request.request_id)
         return deltas
 
     def _batch(self, request: Request, begin: int, end: int, draws: bool) -> ForwardBatch:
@@ -128,10 +146,7 @@ class EngineCore:
         row = RowParams(
             params.temperature or 0.0, params.top_k or 0, params.top_p or 1.0, params.min_p or 0.0, request.seed
         )
-        try:
-            token = sample(self.runner.isa, logits, row, position=request.num_tokens, barred=sorted(barred))
-        except HotloopError as error:
-            return TokenDelta(request.request_id, (), (), None, str(error))
+        token = sample(self.runner.isa, logits, row, position=request.num_tokens, barred=sorted(barred))
         logprobs: tuple[TokenLogprobs, ...] = ()
         if params.logprobs is not None:
             logprobs = (token_logprobs(self.runner.isa, logits, token, params.logprobs),)

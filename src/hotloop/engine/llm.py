@@ -130,10 +130,12 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of a list of conversations, through the model's chat template."""
+        """Answer one conversation, or each of a list of conversations, through the model's chat template or another."""
         many: Sequence[Any] = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        ids = [{"prompt_token_ids": self.chat_token_ids(conversation)} for conversation in many]
+        ids = [{"prompt_token_ids": self.chat_token_ids(conversation, chat_template)} for conversation in many]
         return self.generate(ids, sampling_params)
 
     def stream(
@@ -143,19 +145,26 @@ class LLM:
         return self._stream(*self._request(prompt, sampling_params, parse_special))
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        chat_template: str | None = None,
     ) -> Iterator[StreamChunk]:
         """Answer one conversation step by step."""
-        return self.stream({"prompt_token_ids": self.chat_token_ids(messages)}, sampling_params)
+        return self.stream({"prompt_token_ids": self.chat_token_ids(messages, chat_template)}, sampling_params)
 
-    def chat_token_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt of a conversation. Raises InvalidRequestError if the model has no chat template or it refuses."""
-        source = self.tokenizer.chat_template
+    def chat_token_ids(self, messages: Sequence[Message], chat_template: str | None = None) -> list[int]:
+        """The prompt of a conversation. Raises InvalidRequestError if there is no chat template or it refuses.
+
+        chat_template: a jinja2 source to use instead of the model's.
+        """
+        source = self.tokenizer.chat_template if chat_template is None else chat_template
         if source is None:
             raise InvalidRequestError(
                 f"{self.path.name} has no chat template; use generate() (--raw on the command line)"
             )
-        if self._template is None:
+        if self._template is None or self._template.source != source:
             self._template = ChatTemplate(source, bos_token=self._token_text("bos"), eos_token=self._token_text("eos"))
         return encode_chat(self.tokenizer, self._template, messages, max_tokens=self.max_model_len)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,8 @@ from hotloop.weights.gguf import GGUFFile
 OutputKind = Literal["logits", "hidden_states"]
 ProgramKey = tuple[range | None, OutputKind]
 
+_log = logging.getLogger(__name__)
+
 MAX_LOGITS_ROWS = 64  # rows of one step that get logits
 
 
@@ -38,6 +41,11 @@ class ModelRunner:
         self.config = config
         self.model: Model = load_model_spec(gguf)
         self.max_model_len = min(config.max_model_len or self.model.config.context_length, 2**24)
+        if self.max_model_len > self.model.config.context_length:
+            _log.warning(
+                "max_model_len is %d, but the model was made for %d tokens; what it writes beyond them may be nonsense",
+                self.max_model_len, self.model.config.context_length,
+            )  # fmt: skip
         self.max_tokens = min(config.max_num_batched_tokens, self.max_model_len)
         usable = _native.usable_isas()
         if config.isa and config.isa not in usable:

@@ -10,6 +10,7 @@ from hotloop.models.config import ModelConfig
 from hotloop.quant.activations import GROUP_SIZE
 from hotloop.quant.formats import DEQUANTIZABLE_FORMATS
 from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.gguf_header import quote
 
 TensorShapes = Mapping[str, tuple[int, ...]]
 
@@ -94,7 +95,7 @@ def check_tensors(gguf: GGUFFile, expected: TensorShapes, architecture: str) -> 
             f"the result: {_listed(unknown)}"
         )
     if extra:
-        _log.warning("%s: %d tensors are not used: %s", gguf.path, len(extra), _listed(extra, limit=10))
+        _log.warning("%s: %d tensors are not used: %s", gguf.path, len(extra), _listed([*map(quote, extra)], limit=10))
 
 
 def _listed(items: list[str], limit: int = 1000) -> str:

@@ -122,13 +122,17 @@ def _text(metadata: Mapping[str, Any], key: str, *, required: bool = False) -> s
     if value is None and not required:
         return None
     if not isinstance(value, str):
-        raise ModelFileError(f"{key} must be a string, not {value!r}")
+        raise ModelFileError(f"{key} must be a string, not {_shown(value)}")
     return value
 
 
 def _flag(metadata: Mapping[str, Any], key: str, *, default: bool) -> bool:
     value = metadata.get(key)
-    return default if value is None else bool(value)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise ModelFileError(f"{key} must be true or false, not {_shown(value)}")
+    return value
 
 
 def _list(metadata: Mapping[str, Any], key: str) -> list[str]:
@@ -136,7 +140,7 @@ def _list(metadata: Mapping[str, Any], key: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ModelFileError(f"{key} must be an array of strings, not {type(value).__name__}")
+        raise ModelFileError(f"{key} must be an array of strings, not {_shown(value)}")
     return value
 
 
@@ -147,6 +151,8 @@ def _numbers(metadata: Mapping[str, Any], key: str, vocab_size: int) -> NDArray[
     numbers = np.asarray(value)
     if numbers.dtype.kind not in "iuf" or numbers.shape != (vocab_size,):
         raise ModelFileError(f"{key} must be an array of {vocab_size} numbers, one for each token")
+    if not np.isfinite(numbers).all():
+        raise ModelFileError(f"{key} holds a value that is no number, for token {np.argmin(np.isfinite(numbers))}")
     return numbers
 
 
@@ -154,7 +160,14 @@ def _token_id(metadata: Mapping[str, Any], key: str, vocab_size: int) -> int | N
     value = metadata.get(key)
     if value is None:
         return None
-    token_id = int(value)
-    if not 0 <= token_id < vocab_size:
-        raise ModelFileError(f"{key} is {token_id}, outside the vocabulary of {vocab_size}")
-    return token_id
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ModelFileError(f"{key} must be a token id, not {_shown(value)}")
+    if not 0 <= value < vocab_size:
+        raise ModelFileError(f"{key} is {value}, outside the vocabulary of {vocab_size}")
+    return value
+
+
+def _shown(value: object) -> str:
+    """A value for a message: itself, or what it is where it would be long."""
+    text = repr(value) if isinstance(value, str | int | float) else type(value).__name__
+    return text if len(text) <= 40 else text[:40] + "..."

@@ -225,10 +225,18 @@ def test_an_unknown_pre_tokenizer_lists_the_known_ones() -> None:
         ("small_bpe", {"token_type": np.ones(3, np.int32)}, "tokenizer.ggml.token_type"),
         ("small_bpe", {"eos_token_id": 502}, "eos_token_id is 502"),
         ("small_bpe", {"bos_token_id": -1}, "bos_token_id is -1"),
+        ("small_bpe", {"bos_token_id": "1"}, "bos_token_id must be a token id, not '1'"),
+        ("small_bpe", {"eot_token_id": True}, "eot_token_id must be a token id, not True"),
+        ("small_spm", {"unknown_token_id": 1.0}, "unknown_token_id must be a token id, not 1.0"),
+        ("small_bpe", {"add_bos_token": "false"}, "add_bos_token must be true or false, not 'false'"),
+        ("small_bpe", {"add_eos_token": 0}, "add_eos_token must be true or false, not 0"),
+        ("small_bpe", {"model": ["gpt2"] * 10_000}, "model must be a string, not list$"),
+        ("small_bpe", {"token_type": np.full(502, np.nan)}, "token_type holds a value that is no number, for token 0"),
         ("small_bpe", {"add_bos_token": True, "bos_token_id": None}, "bos_token_id is missing"),
         ("small_spm", {"scores": None}, "tokenizer.ggml.scores"),
         ("small_spm", {"scores": np.zeros(4)}, "tokenizer.ggml.scores"),
         ("small_spm", {"scores": ["a"]}, "tokenizer.ggml.scores"),
+        ("small_spm", {"scores": np.full(563, np.nan)}, "scores holds a value that is no number"),
     ],
 )
 def test_malformed_metadata_is_refused_naming_the_key(name: str, changes: dict[str, Any], message: str) -> None:
