@@ -245,13 +245,14 @@ def _scales_and_minimums(superblocks: Bytes) -> tuple[Floats, Floats]:
 
 def _bit_pairs(packed: Bytes) -> Bytes:
     """uint8 [n, 64] -> [n, 256]: in each half of 128, element i has bits 2 (i div 32) and up of byte i mod 32."""
-    pairs = packed.reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
-    return pairs.reshape(-1, 256)
+    pairs = packed.reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    return pairs.reshape(-1, 256) & np.uint8(3)
 
 
 def _bit_planes(packed: Bytes) -> Bytes:
     """uint8 [n, 32] -> [n, 256]: element i has bit i div 32 of byte i mod 32."""
-    return (packed[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, 256)
+    planes = packed[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]
+    return planes.reshape(-1, 256) & np.uint8(1)
 
 
 def _half_e8m0(exponents: Bytes) -> Floats:

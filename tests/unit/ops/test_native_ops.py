@@ -14,12 +14,16 @@ from golden_models import CASES, COLUMN_STEP, GOLDEN_DIR, GoldenCase
 from hotloop import _native
 from hotloop.config import ActivationDtype, EngineConfig
 from hotloop.engine.model_runner import ModelRunner
+from hotloop.errors import ModelFileError
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.models.config import kv_groups
 from hotloop.models.reference import Chunk, build_batch, reference_logits
 from hotloop.models.registry import load_model_spec
+from hotloop.ops.native import NativeWeights
 from hotloop.ops.reference import ReferenceKV, ReferenceOps, ReferenceWeights
+from hotloop.quant.formats import WEIGHT_FORMATS
 from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.gguf_writer import write_gguf
 from tiny_models import ARCHITECTURES, every_format, random_tokens, write_tiny_model
 
 EPS = 2.0**-24
@@ -193,3 +197,14 @@ def test_a_batch_of_requests_gives_the_bits_of_each_alone(architecture: str, isa
     for prompt, logits in zip(prompts, together, strict=True):
         (alone,) = native_logits(runner_of(path, isa=isa), [prompt])
         np.testing.assert_array_equal(logits.view(np.uint32), alone.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "NVFP4"])
+def test_a_format_without_kernels_is_refused_with_the_supported_ones(name: str, tmp_path: Path) -> None:
+    data = np.zeros(WEIGHT_FORMATS[name].tensor_bytes((8, 256)), np.uint8)
+    write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, {"odd.weight": (name, (8, 256), data)})
+    with (
+        GGUFFile.open(tmp_path / "m.gguf") as gguf,
+        pytest.raises(ModelFileError, match=rf"'odd\.weight' has type {name}.*supported: F32, F16, .*IQ4_XS, MXFP4"),
+    ):
+        NativeWeights(gguf, _native.ThreadTeam(1)).matrix("odd.weight", 8, 256)
