@@ -137,29 +137,18 @@ inline __m128i rows_of(const uint8_t* low, const uint8_t* high) {
                             _mm_loadl_epi64(reinterpret_cast<const __m128i*>(high)));
 }
 
-// Nibble r of 4 bytes, to the lane of row r; what lies above it in the lane is not cleared.
-inline __m512i nibbles_to_lanes(const uint8_t* low, const uint8_t* high) {
-  const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
-  return _mm512_srlv_epi32(join(lin::broadcast4(low), lin::broadcast4(high)), shifts);
-}
-
-// The two 6-bit numbers of each row in a group's 12 bytes.
-struct SixBits {
-  __m512i first, second;
-
-  SixBits(const uint8_t (&low)[12], const uint8_t (&high)[12]) {
-    const __m512i bytes = _mm512_cvtepu8_epi32(rows_of(low, high));
-    const __m512i upper = _mm512_and_si512(nibbles_to_lanes(low + 8, high + 8), _mm512_set1_epi32(15));
-    first = _mm512_and_si512(bytes, _mm512_set1_epi32(63));
-    second = either(_mm512_slli_epi32(upper, 2), _mm512_srli_epi32(bytes, 6));
-  }
-};
-
 template <class Superblock>  // scale and min of Q4_K and Q5_K
 inline ScaleMinFactors scale_min_factors(const Superblock& low, const Superblock& high, int64_t g) {
-  const SixBits bits(low.scales[g % 8], high.scales[g % 8]);
-  return {_mm512_mul_ps(half16_to_float(low.d, high.d), _mm512_cvtepi32_ps(bits.first)),
-          _mm512_mul_ps(half16_to_float(low.dmin, high.dmin), _mm512_cvtepi32_ps(bits.second))};
+  const uint8_t* packed_low = low.scales[g % 8];
+  const uint8_t* packed_high = high.scales[g % 8];
+  const __m512i bytes = _mm512_cvtepu8_epi32(rows_of(packed_low, packed_high));
+  const __m512i shifts = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+  const __m512i nibbles = join(lin::broadcast4(packed_low + 8), lin::broadcast4(packed_high + 8));
+  const __m512i upper = _mm512_and_si512(_mm512_srlv_epi32(nibbles, shifts), _mm512_set1_epi32(15));
+  const __m512i scale = _mm512_and_si512(bytes, _mm512_set1_epi32(63));
+  const __m512i min = either(_mm512_slli_epi32(upper, 2), _mm512_srli_epi32(bytes, 6));
+  return {_mm512_mul_ps(half16_to_float(low.d, high.d), _mm512_cvtepi32_ps(scale)),
+          _mm512_mul_ps(half16_to_float(low.dmin, high.dmin), _mm512_cvtepi32_ps(min))};
 }
 
 // ---- formats ----------------------------------------------------------------------------------------------------
@@ -289,11 +278,11 @@ struct Q3_K : ScaledHalves<4, 4> {
   static Factors factors(const Pair& w, int64_t g) {
     const layout::Q3KSuperblock& low = Values::superblock(w.low, g);
     const layout::Q3KSuperblock& high = Values::superblock(w.high, g);
-    const SixBits bits(low.scales[g % 8], high.scales[g % 8]);
-    const __m512i offset = _mm512_set1_epi32(32);
+    const __m512i pairs = _mm512_sub_epi16(join(six_bit_pairs(low.scales[g % 8]), six_bit_pairs(high.scales[g % 8])),
+                                           _mm512_set1_epi16(32));  // (s0, s1) of each row
     return {half16_to_float(low.d, high.d),
-            {_mm512_cvtepi32_ps(_mm512_sub_epi32(bits.first, offset)),
-             _mm512_cvtepi32_ps(_mm512_sub_epi32(bits.second, offset))}};
+            {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16)),
+             _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 16))}};
   }
 };
 
@@ -365,14 +354,7 @@ struct IQ4_XS : ScaleOnly<128, 1> {
   static Factors factors(const Pair& w, int64_t g) {
     const layout::IQ4XSSuperblock& low = Values::superblock(w.low, g);
     const layout::IQ4XSSuperblock& high = Values::superblock(w.high, g);
-    uint16_t upper_low, upper_high;
-    __builtin_memcpy(&upper_low, low.scales_high[g % 8], 2);
-    __builtin_memcpy(&upper_high, high.scales_high[g % 8], 2);
-    const __m512i shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
-    const __m512i upper = _mm512_srlv_epi32(join(_mm256_set1_epi32(upper_low), _mm256_set1_epi32(upper_high)), shifts);
-    const __m512i lower = nibbles_to_lanes(low.scales_low[g % 8], high.scales_low[g % 8]);
-    const __m512i scale = either(_mm512_and_si512(lower, _mm512_set1_epi32(15)),
-                                 _mm512_and_si512(_mm512_slli_epi32(upper, 4), _mm512_set1_epi32(48)));
+    const __m512i scale = join(six_bit_numbers(low.scales[g % 8]), six_bit_numbers(high.scales[g % 8]));
     return {_mm512_mul_ps(half16_to_float(low.d, high.d),
                           _mm512_cvtepi32_ps(_mm512_sub_epi32(scale, _mm512_set1_epi32(32))))};
   }

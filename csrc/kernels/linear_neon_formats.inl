@@ -29,18 +29,15 @@ struct ScaleOnly {
   }
 };
 
-// The same without an offset, and a second factor for the sum of the activations: m if Sign > 0, -m if Sign < 0.
+// The same without an offset, and a second factor for the sum of the activations.
 struct ScaleMinFactors { Rows8 d, m; };
-template <int Sign>
 struct ScaleAndMin {
   using Factors = ScaleMinFactors;
   static void add_group(Rows8& acc, const Codes& code, const Factors& w, const XGroup& x) {
     ScaleOnly<0>::add_group(acc, code, w.d, x);
     const float32x4_t scaled_sum = vdupq_n_f32(x.scaled_sum);
     HOTLOOP_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      acc.v[h] = Sign > 0 ? vfmaq_f32(acc.v[h], w.m.v[h], scaled_sum) : vfmsq_f32(acc.v[h], w.m.v[h], scaled_sum);
-    }
+    for (int h = 0; h < 2; ++h) acc.v[h] = vfmaq_f32(acc.v[h], w.m.v[h], scaled_sum);
   }
 };
 
@@ -114,11 +111,7 @@ inline void five_bit_codes(const uint8_t (&codes)[5][32], Codes& code) {
   }
 }
 
-inline Rows8 multiply(const Rows8& a, const float* b) {
-  return {{vmulq_f32(a.v[0], vld1q_f32(b)), vmulq_f32(a.v[1], vld1q_f32(b + 4))}};
-}
-
-// f(r) of each row, as int32.
+// f(r) of each row.
 template <class F>
 inline void gather_rows(const F& f, int32x4_t (&rows)[2]) {
   int32_t all[kRowBlock];
@@ -126,15 +119,17 @@ inline void gather_rows(const F& f, int32x4_t (&rows)[2]) {
   rows[0] = vld1q_s32(all);
   rows[1] = vld1q_s32(all + 4);
 }
+template <class F>
+inline Rows8 gather_rows(const F& f) {
+  float all[kRowBlock];
+  for (int r = 0; r < kRowBlock; ++r) all[r] = f(r);
+  return {{vld1q_f32(all), vld1q_f32(all + 4)}};
+}
 
-template <class Superblock>  // scale and min of Q4_K and Q5_K
-inline ScaleMinFactors scale_min_factors(const Superblock& w, int64_t g) {
-  float scale[kRowBlock], min[kRowBlock];
-  for (int r = 0; r < kRowBlock; ++r) {
-    scale[r] = static_cast<float>(values::first_six_bits(w.scales[g % 8], r));
-    min[r] = static_cast<float>(values::second_six_bits(w.scales[g % 8], r));
-  }
-  return {multiply(half_to_float8(w.d), scale), multiply(half_to_float8(w.dmin), min)};
+template <class Values>  // scale and min of Q4_K and Q5_K
+inline ScaleMinFactors scale_min_factors(const uint8_t* block, int64_t g) {
+  return {gather_rows([&](int r) { return Values::scale(block, g, 0, r).d; }),
+          gather_rows([&](int r) { return Values::scale(block, g, 0, r).m; })};
 }
 
 template <class Values>  // d and the scales of the halves
@@ -155,7 +150,7 @@ struct Q4_0 : ScaleOnly<8> {
   static Factors factors(const uint8_t* block, int64_t g) { return half_to_float8(Values::group(block, g).d); }
 };
 
-struct Q4_1 : ScaleAndMin<1> {
+struct Q4_1 : ScaleAndMin {
   using Values = values::Q4_1;
   static void codes(const uint8_t* block, int64_t g, Codes& code) { nibble_codes(Values::group(block, g).nibbles, code); }
   static Factors factors(const uint8_t* block, int64_t g) {
@@ -183,7 +178,7 @@ struct Q5_0 : ScaleOnly<16> {
   static Factors factors(const uint8_t* block, int64_t g) { return half_to_float8(Values::group(block, g).d); }
 };
 
-struct Q5_1 : ScaleAndMin<1> {
+struct Q5_1 : ScaleAndMin {
   using Values = values::Q5_1;
   static void codes(const uint8_t* block, int64_t g, Codes& code) { five_bit_codes(Values::group(block, g).codes, code); }
   static Factors factors(const uint8_t* block, int64_t g) {
@@ -262,20 +257,20 @@ struct Q3_K : ScaledHalves<4> {
   static Factors factors(const uint8_t* block, int64_t g) { return scaled_halves_factors<Values>(block, g); }
 };
 
-struct Q4_K : ScaleAndMin<-1> {
+struct Q4_K : ScaleAndMin {
   using Values = values::Q4_K;
   static void codes(const uint8_t* block, int64_t g, Codes& code) {
     nibble_codes(Values::superblock(block, g).nibbles[g % 8], code);
   }
-  static Factors factors(const uint8_t* block, int64_t g) { return scale_min_factors(Values::superblock(block, g), g); }
+  static Factors factors(const uint8_t* block, int64_t g) { return scale_min_factors<Values>(block, g); }
 };
 
-struct Q5_K : ScaleAndMin<-1> {
+struct Q5_K : ScaleAndMin {
   using Values = values::Q5_K;
   static void codes(const uint8_t* block, int64_t g, Codes& code) {
     five_bit_codes(Values::superblock(block, g).codes[g % 8], code);
   }
-  static Factors factors(const uint8_t* block, int64_t g) { return scale_min_factors(Values::superblock(block, g), g); }
+  static Factors factors(const uint8_t* block, int64_t g) { return scale_min_factors<Values>(block, g); }
 };
 
 struct Q6_K : ScaledHalves<32> {
@@ -313,9 +308,7 @@ struct IQ4_XS : ScaleOnly<0> {
     table_codes(values::kIq4Codebook, Values::superblock(block, g).nibbles[g % 8], code);
   }
   static Factors factors(const uint8_t* block, int64_t g) {
-    float scale[kRowBlock];
-    for (int r = 0; r < kRowBlock; ++r) scale[r] = Values::scale(block, g, 0, r);
-    return {{vld1q_f32(scale), vld1q_f32(scale + 4)}};
+    return gather_rows([&](int r) { return Values::scale(block, g, 0, r); });
   }
 };
 
@@ -325,9 +318,7 @@ struct MXFP4 : ScaleOnly<0> {
     table_codes(values::kMxfp4Codebook, Values::group(block, g).nibbles, code);
   }
   static Factors factors(const uint8_t* block, int64_t g) {
-    float scale[kRowBlock];
-    for (int r = 0; r < kRowBlock; ++r) scale[r] = Values::scale(block, g, 0, r);
-    return {{vld1q_f32(scale), vld1q_f32(scale + 4)}};
+    return gather_rows([&](int r) { return Values::scale(block, g, 0, r); });
   }
 };
 

@@ -74,6 +74,9 @@ class SelfCheck {
   SelfCheck(const KernelTable& candidate, const KernelTable& reference, uint64_t seed, const CheckExtents& extents)
       : candidate_(candidate), reference_(reference), random_(seed), extents_(extents) {}
 
+  // FNV-1a over all results of the reference, so that two machines can be compared.
+  uint64_t digest() const { return digest_; }
+
   std::string run() {
     check_quantize_row();
     for (const NamedFormat& format : kFormats) check_format(format);
@@ -93,9 +96,18 @@ class SelfCheck {
     Floats expected = before, actual = before;
     call(reference_, expected.data());
     call(candidate_, actual.data());
+    add_to_digest(expected);
     if (!same(expected.data(), actual.data(), before.size())) differing_ = name;
   }
   static Floats zeros(int64_t n) { return Floats(static_cast<size_t>(n)); }
+
+  void add_to_digest(const Floats& values) {
+    for (const float v : values) {
+      uint32_t bits = 0x7fc00000u;  // every NaN
+      if (!std::isnan(v)) std::memcpy(&bits, &v, sizeof bits);
+      digest_ = (digest_ ^ bits) * 0x100000001b3u;
+    }
+  }
 
   // ---- linear ---------------------------------------------------------------------------------------------------
 
@@ -186,6 +198,7 @@ class SelfCheck {
     const int64_t rows = extents_.row_blocks * kRowBlock;
     Floats expected = zeros(tokens * rows);
     reference_.linear(w, x, 0, extents_.row_blocks, 0, tokens, expected.data(), rows);
+    add_to_digest(expected);
     for (const int64_t n : extents_.tokens) {
       Floats actual = zeros(n * rows);
       candidate_.linear(w, x, 0, extents_.row_blocks, tokens - n, tokens, actual.data(), rows);
@@ -297,6 +310,7 @@ class SelfCheck {
   Random random_;
   const CheckExtents extents_;
   std::string differing_;
+  uint64_t digest_ = 0xcbf29ce484222325u;
 };
 
 // ---- broken kernels, for tests ----------------------------------------------------------------------------------
@@ -330,6 +344,13 @@ std::string differing_kernel(const KernelTable& candidate, const KernelTable& re
                              const CheckExtents& extents) {
   const FloatEnvironment environment;
   return SelfCheck(candidate, reference, seed, extents).run();
+}
+
+uint64_t digest(const KernelTable& kernels, uint64_t seed, const CheckExtents& extents) {
+  const FloatEnvironment environment;
+  SelfCheck check(kernels, kernels, seed, extents);
+  check.run();
+  return check.digest();
 }
 
 KernelTable broken_copy(const KernelTable& table, const std::string& name) {

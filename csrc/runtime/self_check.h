@@ -23,6 +23,9 @@ struct CheckExtents {
 std::string differing_kernel(const KernelTable& candidate, const KernelTable& reference, uint64_t seed = 1,
                              const CheckExtents& extents = {});
 
+// A hash of all that a set computes on such inputs, equal on every machine.
+uint64_t digest(const KernelTable& kernels, uint64_t seed = 1, const CheckExtents& extents = {});
+
 // A copy of `table` in which one result of the kernel `name` is wrong in its last bit: for tests of the check.
 // Throws std::invalid_argument for a name it does not know.
 KernelTable broken_copy(const KernelTable& table, const std::string& name);
