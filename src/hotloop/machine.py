@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -77,9 +78,21 @@ def default_num_threads() -> int:
 def available_memory_bytes(
     meminfo: Path = Path("/proc/meminfo"), root: Path = _CGROUP, own: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """Bytes this process can still take: what the kernel calls available, within its control groups' limits."""
-    free = (_cgroup_free(folder) for folder in _cgroup_folders("memory", root, own))
-    return min([_meminfo_available(meminfo), *(f for f in free if f is not None)])
+    """Bytes this process can still take: what the kernel calls available, within its control groups' and own limits."""
+    free = [_cgroup_free(folder) for folder in _cgroup_folders("memory", root, own)]
+    return min([_meminfo_available(meminfo), *(f for f in [_address_space_free(), *free] if f is not None)])
+
+
+def _address_space_free(statm: Path = Path("/proc/self/statm")) -> int | None:
+    """What `ulimit -v` leaves to this process; None without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return None
+    return max(0, limit - used)
 
 
 def _cgroup_free(folder: Path) -> int | None:

@@ -147,7 +147,11 @@ class _Disguise:
                 position = end
             return "".join(parts) + value[position:]
         if isinstance(value, Mapping):
-            return {self.put_on(key): self.put_on(item) for key, item in value.items()}
+            # Names that a template asks for stay, whatever the vocabulary: "role" may hold a control token called "o".
+            return {
+                key if isinstance(key, str) and key.isidentifier() else self.put_on(key): self.put_on(item)
+                for key, item in value.items()
+            }
         return [self.put_on(item) for item in value] if isinstance(value, list | tuple) else value
 
     def take_off(self, text: str) -> str:

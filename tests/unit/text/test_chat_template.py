@@ -343,3 +343,9 @@ def test_refusals_before_the_costly_part() -> None:
         nested = [nested]
     with pytest.raises(InvalidRequestError, match="nested more than 100 levels"):
         encode_chat(tokenizer, template, [{"role": "user", "content": "a", "extra": nested}])
+
+
+def test_a_vocabulary_with_single_letters_as_control_tokens_hides_no_name() -> None:
+    tokenizer = byte_tokenizer(**{"tokenizer.ggml.token_type": [3] * 259 + [1]})
+    template = ChatTemplate("{{ messages[0]['role'] + messages[0].content }}", bos_token="", eos_token="")
+    assert tokenizer.decode(encode_chat(tokenizer, template, HI), skip_special=False) == template.render(HI)
