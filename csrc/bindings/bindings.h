@@ -7,6 +7,7 @@ namespace hotloop {
 void bind_float_kernels(nanobind::module_& m);
 void bind_linear_kernels(nanobind::module_& m);
 void bind_program(nanobind::module_& m);
+void bind_kernel_sets(nanobind::module_& m);
 void bind_runtime(nanobind::module_& m);
 
 }  // namespace hotloop

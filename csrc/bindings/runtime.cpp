@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "bindings/bindings.h"
-#include "runtime/dispatch.h"
 #include "runtime/float_environment.h"
 #include "runtime/weights.h"
 
@@ -41,12 +40,6 @@ void bind_runtime(nb::module_& m) {
       .value("silu", GatedActivation::SiLU).value("gelu_tanh", GatedActivation::GeluTanh);
   nb::enum_<RopeStyle>(m, "RopeStyle")
       .value("interleaved", RopeStyle::Interleaved).value("half_split", RopeStyle::HalfSplit);
-
-  m.def("usable_isas", [] {
-    std::vector<std::string> names;
-    for (const auto* table : usable_kernels()) names.emplace_back(table->name);
-    return names;
-  }, "Kernel sets this machine can run, best first.");
 
   using Environment = std::optional<FloatEnvironment>;
   nb::class_<Environment>(m, "FloatEnvironment", "Between enter and exit this thread has the floating-point environment of kernels.")

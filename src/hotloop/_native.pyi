@@ -8,6 +8,17 @@ import numpy
 from numpy.typing import NDArray
 
 
+def usable_isas() -> list[str]:
+    """Kernel sets this machine can run, best first."""
+
+def experimental_isas() -> list[str]:
+    """Kernel sets that have run in an emulator only, never on real hardware."""
+
+def self_check(isa: str, broken: str = '', seed: int = 1) -> str | None:
+    """
+    What this kernel set computes differently from the scalar one on small inputs, or None; takes well under 50 ms. broken, for tests of the check: linear, rms_norm or exp is replaced by one that errs in one bit.
+    """
+
 class WeightFormat(enum.Enum):
     F32 = 0
 
@@ -55,9 +66,6 @@ class RopeStyle(enum.Enum):
     interleaved = 0
 
     half_split = 1
-
-def usable_isas() -> list[str]:
-    """Kernel sets this machine can run, best first."""
 
 class FloatEnvironment:
     """

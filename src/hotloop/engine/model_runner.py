@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from hotloop import _native
 from hotloop.config import EngineConfig
 from hotloop.engine.arithmetic import own_arithmetic
-from hotloop.errors import CapacityError, InvalidRequestError
+from hotloop.errors import CapacityError
 from hotloop.kv_cache.layout import KVLayout
 from hotloop.kv_cache.storage import KVStorage
 from hotloop.machine import available_memory_bytes
 from hotloop.models.config import kv_groups
 from hotloop.models.registry import Model, load_model_spec
 from hotloop.ops.batch import ForwardBatch
+from hotloop.ops.kernel_set import choose_kernel_set
 from hotloop.ops.native import NativeOps, NativeProgram, NativeWeights
 from hotloop.weights.gguf import GGUFFile
 
@@ -47,12 +48,7 @@ class ModelRunner:
                 self.max_model_len, self.model.config.context_length,
             )  # fmt: skip
         self.max_tokens = min(config.max_num_batched_tokens, self.max_model_len)
-        usable = _native.usable_isas()
-        if config.isa and config.isa not in usable:
-            raise InvalidRequestError(
-                f"instruction set '{config.isa}' is not usable on this machine; usable: {', '.join(usable)}"
-            )
-        self.isa: str = config.isa or usable[0]
+        self.isa: str = choose_kernel_set(config.isa)
         weight_bytes = sum(gguf.tensors[name].nbytes for name in self.model.tensor_shapes if name in gguf.tensors)
         if weight_bytes > available_memory_bytes():
             raise CapacityError(
