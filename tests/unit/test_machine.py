@@ -1,5 +1,8 @@
 """Thread and memory limits: affinity, hyperthreads, quotas (known fault B129)."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,23 @@ def test_threads_are_the_tighter_of_cores_and_quota(
     monkeypatch.setattr(machine, "physical_cores", lambda _: cores)
     monkeypatch.setattr(machine, "cgroup_cpu_limit", lambda: limit)
     assert machine.default_num_threads() == threads
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity is Linux's")
+def test_the_affinity_of_this_process_counts() -> None:  # known fault B129
+    """A process pinned to one CPU has one thread, in the configuration and in the team."""
+    code = """if True:
+        import os
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        from hotloop import EngineConfig, _native
+        print(EngineConfig().num_threads, _native.ThreadTeam(EngineConfig().num_threads).size)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=with_source(), check=True)
+    assert done.stdout.split() == ["1", "1"]
+
+
+def with_source() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(machine.__file__).parents[1])}
 
 
 def test_available_memory_respects_the_cgroup(tmp_path: Path) -> None:

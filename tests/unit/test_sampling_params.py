@@ -1,4 +1,4 @@
-"""Every field is validated where a request enters (known faults B02, B07, B25, B41, B102, B105, B125)."""
+"""Every field is validated where a request enters (known faults B01, B02, B07, B25, B41, B102, B105, B125)."""
 
 import math
 
@@ -8,8 +8,8 @@ from hotloop.errors import InvalidRequestError
 from hotloop.sampling_params import SamplingParams
 
 BAD = [
-    ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "hot"),
-    ("temperature", True), ("top_p", 0), ("top_p", 1.0001), ("top_p", math.nan), ("top_p", -1),
+    ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", 1e309), ("temperature", "hot"),
+    ("temperature", True), ("top_p", 0), ("top_p", 1.0001), ("top_p", math.nan), ("top_p", -1), ("top_p", math.inf),
     ("min_p", math.nan), ("min_p", -0.5), ("min_p", 2), ("top_k", -2), ("top_k", 1.5), ("top_k", True),
     ("seed", 2**64), ("seed", "7"), ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 2.0),
     ("min_tokens", -1), ("min_tokens", None), ("stop", ""), ("stop", ["x", ""]), ("stop", [3]),

@@ -1,4 +1,4 @@
-"""What load_model_spec refuses, and what it says: known faults B89, B92, B120."""
+"""What load_model_spec refuses, and what it says."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_all_missing_tensors_are_in_one_error(architecture: str, tmp_path: Path) -> None:
+def test_all_missing_tensors_are_in_one_error(architecture: str, tmp_path: Path) -> None:  # known fault B89
     gone: dict[str, WritableTensor | None] = {
         "token_embd.weight": None,
         "blk.0.attn_q.weight": None,
@@ -98,7 +98,9 @@ def test_rope_factors_are_an_error_where_no_one_says_what_they_mean(tmp_path: Pa
         load_with(tmp_path, "gemma3", tensors={"rope_freqs.weight": f32(8)})
 
 
-def test_an_unrelated_tensor_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unrelated_tensor_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:  # known fault B89
     with caplog.at_level(logging.WARNING):
         load_with(tmp_path, tensors={"v.patch_embd.weight": f32(8, 8)})
     assert "v.patch_embd.weight" in caplog.text
@@ -156,7 +158,9 @@ def test_a_key_that_changes_nothing_is_fine(key: str, value: WritableValue, tmp_
         ("llama.rope.scaling.type", "longrope", "'longrope'; hotloop implements none, linear, yarn"),
     ],
 )
-def test_a_bad_value_is_named(key: str, value: WritableValue | None, message: str, tmp_path: Path) -> None:
+def test_a_bad_value_is_named(
+    key: str, value: WritableValue | None, message: str, tmp_path: Path
+) -> None:  # known fault B92
     with pytest.raises(ModelFileError, match=message) as error:
         load_with(tmp_path, metadata={key: value})
     assert key in str(error.value)
@@ -173,14 +177,16 @@ def test_gemma3_with_a_vision_tower_loads_as_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("id", "formats"), every_format())
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_formats_may_differ_per_tensor(architecture: str, id: str, formats: object, tmp_path: Path) -> None:
+def test_formats_may_differ_per_tensor(
+    architecture: str, id: str, formats: object, tmp_path: Path
+) -> None:  # known fault B120
     path = write_tiny_model(tmp_path / "m.gguf", architecture, formats=formats)
     logits = reference_logits(path, random_tokens(0, 5))
     assert np.isfinite(logits).all()
     assert 0.5 < logits.std() < 5
 
 
-def test_unsupported_formats_are_named_with_the_supported_ones(tmp_path: Path) -> None:
+def test_unsupported_formats_are_named_with_the_supported_ones(tmp_path: Path) -> None:  # known fault B120
     for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ2_0"):
         odd = (name, (64, 256), np.zeros(64 * WEIGHT_FORMATS[name].superblock_bytes, np.uint8))
         with pytest.raises(ModelFileError, match=rf"blk\.1\.ffn_down\.weight is {name} \(supported: F32, .*MXFP4\)"):
@@ -196,7 +202,7 @@ def test_a_row_length_that_kernels_cannot_take_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_rope_factors_divide_the_frequencies(architecture: str, tmp_path: Path) -> None:
+def test_rope_factors_divide_the_frequencies(architecture: str, tmp_path: Path) -> None:  # known fault B89
     tokens = random_tokens(3, 24)
 
     def logits(name: str, **arguments: object) -> np.ndarray:

@@ -81,7 +81,7 @@ def float_limit(path: Path, expected: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_logits_are_those_of_transformers(case: GoldenCase, tmp_path: Path) -> None:
+def test_logits_are_those_of_transformers(case: GoldenCase, tmp_path: Path) -> None:  # known fault B90
     """Every rope scaling, bias, window and head shape."""
     path = case.write(tmp_path / "m.gguf")
     golden = np.load(GOLDEN_DIR / f"{case.name}.npz")["logits"]
@@ -93,7 +93,7 @@ def test_logits_are_those_of_transformers(case: GoldenCase, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("id", "formats"), every_format())
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_float_activations(architecture: str, id: str, formats: Any, tmp_path: Path) -> None:
+def test_float_activations(architecture: str, id: str, formats: Any, tmp_path: Path) -> None:  # known fault B120
     path = write_tiny_model(tmp_path / "m.gguf", architecture, formats=formats)
     tokens = random_tokens(21, 60)
     expected = reference_logits(path, tokens, activations="f32")
@@ -189,7 +189,9 @@ def test_softcaps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("isa", _native.usable_isas())
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_batch_of_requests_gives_the_bits_of_each_alone(architecture: str, isa: str, tmp_path: Path) -> None:
+def test_a_batch_of_requests_gives_the_bits_of_each_alone(
+    architecture: str, isa: str, tmp_path: Path
+) -> None:  # known fault B55
     path = write_tiny_model(tmp_path / "m.gguf", architecture, formats="Q4_0")
     prompts = [random_tokens(seed, 20) for seed in (31, 32, 33)]
     runner = runner_of(path, isa=isa)

@@ -28,14 +28,19 @@ def assert_golden(source: str, name: str, conversation: str) -> None:
     expected = GOLDEN[name][conversation]
     if expected is not None:
         assert render(source, **CONVERSATIONS[conversation]) == expected
-    elif conversation != "tools":  # there null content is the trouble, and hotloop is more lenient
-        with pytest.raises(InvalidRequestError):
+    elif conversation == "tools" and name not in ("llama2", "gemma"):
+        # transformers fails on the null content of these templates; hotloop takes it for an empty text.
+        tools = CONVERSATIONS["tools"]
+        messages = [m | {"content": m["content"] or ""} for m in tools["messages"]]
+        assert render(source, **tools) == render(source, **tools | {"messages": messages})
+    else:
+        with pytest.raises(InvalidRequestError, match="the chat template refuses these messages"):
             render(source, **CONVERSATIONS[conversation])
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_renderings_equal_transformers(name: str, conversation: str) -> None:
+def test_renderings_equal_transformers(name: str, conversation: str) -> None:  # known faults B99, B100
     assert_golden(TEMPLATES[name], name, conversation)
 
 
@@ -51,7 +56,7 @@ def chat_model(path: Path) -> tuple[Tokenizer, ChatTemplate]:
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("model", ["smollm2-135m", "qwen2.5-coder-1.5b"])
-def test_real_templates(model_path: Callable[[str], Path], model: str) -> None:
+def test_real_templates(model_path: Callable[[str], Path], model: str) -> None:  # known faults B97, B100
     tokenizer, template = chat_model(model_path(model))
     for conversation in CONVERSATIONS:
         assert_golden(template.source, model, conversation)
@@ -63,7 +68,9 @@ def test_real_templates(model_path: Callable[[str], Path], model: str) -> None:
 
 
 @pytest.mark.real_model
-def test_ids_of_100_real_conversations_equal_parsing_the_rendering(model_path: Callable[[str], Path]) -> None:
+def test_ids_of_100_real_conversations_equal_parsing_the_rendering(
+    model_path: Callable[[str], Path],
+) -> None:  # known fault B95
     tokenizer, template = chat_model(model_path("smollm2-135m"))
     texts = ["G", " G", "\n\nx", "it's 42", "é😀", "", "<b>", "def f():\n    pass\n", "1234", "  "]
     for first in texts:
@@ -76,7 +83,7 @@ def test_ids_of_100_real_conversations_equal_parsing_the_rendering(model_path: C
 # --- messages ---
 
 
-def test_text_parts_equal_a_string() -> None:
+def test_text_parts_equal_a_string() -> None:  # known fault B110
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert render(TEMPLATES["chatml"], [{"role": "user", "content": parts}]) == render(
         TEMPLATES["chatml"], [{"role": "user", "content": "a\nb"}]
@@ -85,7 +92,7 @@ def test_text_parts_equal_a_string() -> None:
     assert render(TEMPLATES["chatml"], one) == render(TEMPLATES["chatml"])
 
 
-def test_null_content_is_allowed_beside_tool_calls_only() -> None:
+def test_null_content_is_allowed_beside_tool_calls_only() -> None:  # known fault B110
     for name in ("chatml", "tools", "thinking", "zephyr", "phi"):
         assert "add" in render(
             TEMPLATES[name] + "{{ messages[1].tool_calls[0].function.name }}", **CONVERSATIONS["tools"]
@@ -111,17 +118,17 @@ def test_null_content_is_allowed_beside_tool_calls_only() -> None:
         ([{"role": "user", "content": ["hi"]}], r"content\[0\] is 'hi'; only text"),
     ],
 )
-def test_malformed_messages_are_refused_by_name(messages: Any, message: str) -> None:
+def test_malformed_messages_are_refused_by_name(messages: Any, message: str) -> None:  # known fault B110
     with pytest.raises(InvalidRequestError, match=message):
         render(TEMPLATES["chatml"], messages)
 
 
-def test_a_template_that_refuses_is_quoted() -> None:
+def test_a_template_that_refuses_is_quoted() -> None:  # known fault B110
     with pytest.raises(InvalidRequestError, match="Roles must alternate: user, assistant, user"):
         render(TEMPLATES["llama2"], [*HI, *HI])
 
 
-def test_template_faults_come_at_first_use_and_name_the_fault() -> None:
+def test_template_faults_come_at_first_use_and_name_the_fault() -> None:  # known fault B99
     broken = ChatTemplate("{% for %}", bos_token="", eos_token="")
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match=r"Expected an expression.*pass another one"):
@@ -134,7 +141,7 @@ def test_template_faults_come_at_first_use_and_name_the_fault() -> None:
         render("{{ 5 | lipsum }}")
 
 
-def test_strftime_now_and_tojson() -> None:
+def test_strftime_now_and_tojson() -> None:  # known fault B99
     assert render("{{ strftime_now('%d %B %Y') }}").split()[-1].isdigit()
     assert render("{{ {'b': '<é>', 'a': [1, none]} | tojson }}") == '{"b": "<é>", "a": [1, null]}'
     assert render("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}") == '{"a":2,"b":1}'
@@ -203,7 +210,8 @@ HOSTILE = {
 
 @pytest.mark.parametrize("attack", HOSTILE)
 def test_hostile_templates_are_refused(attack: str) -> None:
-    with pytest.raises(InvalidRequestError):
+    reason = "too (much|many|long|large)|asks for a range|pads a text|unsafe|RecursionError|no loader|more than 200000"
+    with pytest.raises(InvalidRequestError, match=reason):
         render(HOSTILE[attack])
 
 
@@ -288,7 +296,7 @@ FORGERIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("conversation", FORGERIES)
-def test_control_texts_of_users_stay_literal(conversation: dict[str, Any]) -> None:
+def test_control_texts_of_users_stay_literal(conversation: dict[str, Any]) -> None:  # known fault B97
     tokenizer = byte_tokenizer()
     template = ChatTemplate(TEMPLATES["chatml"], bos_token="", eos_token="")
     ids = encode_chat(tokenizer, template, **conversation)
@@ -330,7 +338,7 @@ def test_bos_comes_from_the_template_once() -> None:
     )
 
 
-def test_refusals_before_the_costly_part() -> None:
+def test_refusals_before_the_costly_part() -> None:  # known fault B108
     tokenizer = byte_tokenizer()
     template = ChatTemplate(TEMPLATES["chatml"], bos_token="", eos_token="")
     with pytest.raises(InvalidRequestError, match=r"at least .* tokens, more than 100"):

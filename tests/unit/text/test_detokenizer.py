@@ -12,7 +12,7 @@ def pieces_of(tokens: list[bytes], **options: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("text", ["😊", "你", "ď", "👨\u200d👩", "e\u0301", "\U0010ffff"])
-def test_a_character_in_single_bytes_appears_whole(text: str) -> None:
+def test_a_character_in_single_bytes_appears_whole(text: str) -> None:  # known fault B29
     pieces = pieces_of([bytes([byte]) for byte in text.encode()])
     assert "".join(pieces) == text
     assert "\ufffd" not in "".join(pieces)
@@ -32,7 +32,9 @@ def test_a_character_in_single_bytes_appears_whole(text: str) -> None:
         ([], [""]),
     ],
 )
-def test_invalid_bytes_become_one_replacement_each_and_nothing_stalls(tokens: list[bytes], expected: list[str]) -> None:
+def test_invalid_bytes_become_one_replacement_each_and_nothing_stalls(
+    tokens: list[bytes], expected: list[str]
+) -> None:  # known faults B29, B30
     assert pieces_of(tokens) == expected
     assert "".join(expected) == b"".join(tokens).decode("utf-8", "replace")
 
@@ -50,7 +52,7 @@ def test_only_the_first_space_is_stripped() -> None:
 
 
 @given(st.lists(st.binary(max_size=5)))
-def test_pieces_add_up_to_the_decoding_of_every_prefix(tokens: list[bytes]) -> None:
+def test_pieces_add_up_to_the_decoding_of_every_prefix(tokens: list[bytes]) -> None:  # known fault B38
     for end in range(len(tokens) + 1):
         assert "".join(pieces_of(tokens[:end])) == b"".join(tokens[:end]).decode("utf-8", "replace")
 

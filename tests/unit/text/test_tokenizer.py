@@ -58,12 +58,12 @@ def assert_golden(tokenizer: Tokenizer, name: str) -> None:
 
 
 @pytest.mark.parametrize("pre", BYTE_LEVEL)
-def test_byte_level_ids_equal_hugging_face(pre: str) -> None:
+def test_byte_level_ids_equal_hugging_face(pre: str) -> None:  # known fault B94
     assert_golden(small_bpe(pre), f"small_bpe_{pre}")
 
 
 @pytest.mark.parametrize(("prefix", "name"), [(False, "small_spm_plain"), (True, "small_spm_prefix")])
-def test_sentencepiece_ids_equal_hugging_face(prefix: bool, name: str) -> None:
+def test_sentencepiece_ids_equal_hugging_face(prefix: bool, name: str) -> None:  # known fault B94
     assert_golden(small_spm(prefix), name)
 
 
@@ -72,12 +72,14 @@ def test_sentencepiece_ids_equal_hugging_face(prefix: bool, name: str) -> None:
     ("model", "golden"),
     [("smollm2-135m", "smollm2"), ("qwen2.5-coder-1.5b", "qwen2.5"), ("gemma3-270m", "gemma3")],
 )
-def test_real_ids_equal_hugging_face(model_path: Callable[[str], Path], model: str, golden: str) -> None:
+def test_real_ids_equal_hugging_face(
+    model_path: Callable[[str], Path], model: str, golden: str
+) -> None:  # known fault B94
     assert_golden(Tokenizer.from_metadata(GGUFFile.open(model_path(model)).metadata), golden)
 
 
 @pytest.mark.parametrize("tokenizer", [*map(small_bpe, ("gpt-2", "smollm", "llama-bpe")), small_spm()])
-def test_decoding_gives_the_text_back(tokenizer: Tokenizer) -> None:
+def test_decoding_gives_the_text_back(tokenizer: Tokenizer) -> None:  # known fault B18
     for text in nasty_corpus():
         literal = tokenizer.encode(text, add_special=False)
         expected = text.replace("▁", " ") if tokenizer is small_spm() else text
@@ -87,7 +89,7 @@ def test_decoding_gives_the_text_back(tokenizer: Tokenizer) -> None:
         assert tokenizer.decode(parsed, skip_special=False) == expected
 
 
-def test_space_prefix_is_added_and_taken_away() -> None:
+def test_space_prefix_is_added_and_taken_away() -> None:  # known fault B38
     tokenizer = small_spm(True)
     assert tokenizer.adds_leading_space
     for text in ("hello", " hello", "the world\n\n"):
@@ -98,7 +100,9 @@ def test_space_prefix_is_added_and_taken_away() -> None:
 
 @pytest.mark.parametrize("tokenizer", [small_bpe(), small_spm(), small_spm(True)])
 @given(data=st.data())
-def test_incremental_text_equals_the_full_decoding_of_every_prefix(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_incremental_text_equals_the_full_decoding_of_every_prefix(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:  # known fault B38
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12))
     detokenizer = Detokenizer(tokenizer, strip_leading_space=tokenizer.adds_leading_space)
     seen = ""
@@ -110,7 +114,9 @@ def test_incremental_text_equals_the_full_decoding_of_every_prefix(tokenizer: To
 
 @pytest.mark.real_model
 @given(data=st.data())
-def test_incremental_text_of_a_real_vocabulary(real_smollm: Tokenizer, data: st.DataObject) -> None:
+def test_incremental_text_of_a_real_vocabulary(
+    real_smollm: Tokenizer, data: st.DataObject
+) -> None:  # known fault B38
     ids = data.draw(st.lists(st.integers(0, real_smollm.vocab_size - 1), max_size=12))
     detokenizer = Detokenizer(real_smollm)
     assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == real_smollm.decode(ids)
@@ -124,7 +130,7 @@ def real_smollm(model_path: Callable[[str], Path]) -> Tokenizer:
 # --- special tokens ---
 
 
-def test_control_texts_stay_literal_unless_parsing_is_asked_for() -> None:
+def test_control_texts_stay_literal_unless_parsing_is_asked_for() -> None:  # known fault B97
     tokenizer = small_bpe()
     control = tokenizer.token_id("<|im_end|>")
     assert control == 2
@@ -138,7 +144,7 @@ def test_control_texts_stay_literal_unless_parsing_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [small_bpe(), small_spm(), small_spm(True)])
-def test_no_literal_text_becomes_a_control_token(tokenizer: Tokenizer) -> None:
+def test_no_literal_text_becomes_a_control_token(tokenizer: Tokenizer) -> None:  # known fault B97
     for text in nasty_corpus():
         assert not any(map(tokenizer.is_special, tokenizer.encode(text, add_special=False))), repr(text)
 
@@ -182,7 +188,7 @@ def test_end_ids_are_the_union_of_keys_and_known_texts() -> None:
     assert Tokenizer.from_metadata(small_metadata("small_bpe", eot_token_id=7)).eos_token_ids == {0, 2, 7}
 
 
-def test_text_after_a_special_token_is_tokenized_as_text_of_its_own() -> None:
+def test_text_after_a_special_token_is_tokenized_as_text_of_its_own() -> None:  # known fault B95
     for tokenizer in (small_bpe("smollm"), small_spm()):
         end = tokenizer.decode([next(iter(tokenizer.eos_token_ids))], skip_special=False)
         for text in ("G", " G", "\n\n", "'s"):
@@ -205,7 +211,7 @@ def test_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
         small_bpe().decode([token_id])
 
 
-def test_an_unknown_pre_tokenizer_lists_the_known_ones() -> None:
+def test_an_unknown_pre_tokenizer_lists_the_known_ones() -> None:  # known fault B94
     for pre in ("default", "nonsense", None):
         with pytest.raises(ModelFileError, match=r"gpt-2, llama-bpe.*qwen2, smollm") as error:
             Tokenizer.from_metadata(small_metadata("small_bpe", pre=pre))
@@ -262,13 +268,13 @@ def test_repeated_and_unused_tokens() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [small_bpe("qwen2"), small_bpe("smollm"), small_spm(), small_spm(True)])
-def test_the_lower_bound_of_the_number_of_tokens_holds(tokenizer: Tokenizer) -> None:
+def test_the_lower_bound_of_the_number_of_tokens_holds(tokenizer: Tokenizer) -> None:  # known fault B108
     for text in (*nasty_corpus(), "e\u0301" * 500, "\u1112\u1161\u11ab" * 500, "a" * 5000, " " * 5000):
         assert tokenizer.min_num_tokens(text) <= len(tokenizer.encode(text, add_special=False))
     assert tokenizer.min_num_tokens("a" * 10**6) > 10**6 // 200
 
 
 @pytest.mark.parametrize("tokenizer", [small_bpe("qwen2"), small_bpe("smollm"), small_spm()])
-def test_hostile_texts_are_encoded_whole(tokenizer: Tokenizer) -> None:
+def test_hostile_texts_are_encoded_whole(tokenizer: Tokenizer) -> None:  # known fault B108
     for text in ("a" * 50_000, " " * 50_000, "\n" * 50_000, "😀" * 10_000, "a1" * 20_000, "\u0378" * 20_000):
         assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text
