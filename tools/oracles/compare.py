@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from float64_forward import best_next_tokens
 from float64_oracle import write_float64
 from gguf_model import F32
-from greedy_agreement import greedy_agreement
+from greedy_agreement import greedy_agreement, shared_tokens
 from hotloop_adapter import Activations, KvDtype, hotloop_greedy, hotloop_logits
 from metrics import Agreement, agreement, joined, negative_log_likelihoods
 
@@ -102,13 +103,18 @@ def check_perplexity(subject: Subject) -> bool:
 
 
 def check_greedy(subject: Subject) -> bool:
-    """Greedy continuations beside llama.cpp's."""
+    """Greedy continuations beside llama.cpp's, and how far an exact engine would have followed llama.cpp."""
     subject.ask_llama_cpp("tokens", "prompts.json")
     entries = json.loads(subject.ask_llama_cpp("greedy", "greedy.json").read_text())
     prompts = [entry["prompt_token_ids"] for entry in entries]
     theirs = [entry["token_ids"] for entry in entries]
+    file = subject.folder / "greedy_float64.json"
+    if not file.exists():
+        file.write_text(json.dumps(best_next_tokens(subject.model, prompts, theirs)))
+    exact = shared_tokens(json.loads(file.read_text()), theirs)
     ours = [hotloop_greedy(subject.model, ids, len(out)) for ids, out in zip(prompts, theirs, strict=True)]
     report = greedy_agreement(subject.model, prompts, ours, theirs)
+    print(f"  llama.cpp's tokens before it leaves the float64 model's greedy path: {exact:.1%}")
     return _verdict(report.passed, str(report).replace("\n", "\n  "))
 
 

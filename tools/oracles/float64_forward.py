@@ -192,6 +192,20 @@ def last_logits(path: Path, sequences: Sequence[Sequence[int]]) -> F32:
     return model.logits(model.hidden_states(sequences)[ends])
 
 
+def best_next_tokens(
+    path: Path, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """At each position of each continuation, the most likely token given all tokens before it."""
+    model = Float64Model(GgufModel(path))
+    sequences = [[*prompt, *out[:-1]] for prompt, out in zip(prompts, continuations, strict=True)]
+    hidden = model.hidden_states(sequences)
+    best, end = [], 0
+    for sequence, out in zip(sequences, continuations, strict=True):
+        end += len(sequence)
+        best.append([int(token) for token in model.logits(hidden[end - len(out) : end]).argmax(axis=-1)])
+    return best
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

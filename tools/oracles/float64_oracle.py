@@ -38,6 +38,11 @@ def write_logits(file: Path, model: Path, rounding: Rounding, sequences: list[li
 def write_float64(model: Path, folder: Path, num_sequences: int | None = None) -> None:
     """Write logits_float64.npy and float64.json for the first sequences, or all."""
     sequences = json.loads((folder / "logits_ids.json").read_text())[:num_sequences]
+    theirs = None
+    if (folder / "logits_llamacpp.npy").exists():
+        theirs = np.load(folder / "logits_llamacpp.npy", mmap_mode="r")
+        if len(theirs) < sum(map(len, sequences)):
+            raise ValueError(f"{folder}/logits_llamacpp.npy is of other sequences; delete it or make it again")
     reference = write_logits(folder / "logits_float64.npy", model, Rounding(), sequences)
     report: dict[str, Any] = {"positions_per_sequence": [len(ids) for ids in sequences]}
 
@@ -48,8 +53,7 @@ def write_float64(model: Path, folder: Path, num_sequences: int | None = None) -
         report[name] = {**result.summary(), "mean_kl_per_sequence": per_sequence}
         print(f"{model.stem}: {name}: {json.dumps(report[name])}", flush=True)
 
-    if (folder / "logits_llamacpp.npy").exists():
-        theirs = np.load(folder / "logits_llamacpp.npy", mmap_mode="r")
+    if theirs is not None:
         compare("llama_cpp_f32_kv", theirs[: len(reference)])
     for name, rounding in ROUNDINGS.items():
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".npy") as file:

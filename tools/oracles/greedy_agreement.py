@@ -54,6 +54,12 @@ def num_equal_tokens(ours: Sequence[int], theirs: Sequence[int]) -> int:
     return next(different, min(len(ours), len(theirs)))
 
 
+def shared_tokens(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
+    """Share of all tokens that come before a first difference."""
+    equal = sum(num_equal_tokens(a, b) for a, b in zip(ours, theirs, strict=True))
+    return equal / max(sum(len(tokens) for tokens in theirs), 1)
+
+
 def greedy_agreement(
     model: Path,
     prompts: Sequence[Sequence[int]],
@@ -70,7 +76,7 @@ def greedy_agreement(
             raise ValueError(f"prompt {index}: {len(a)} tokens of ours but {len(b)} of theirs")
         num_equal.append(num_equal_tokens(a, b))
     parted = [index for index, count in enumerate(num_equal) if count < len(ours[index])]
-    shared = sum(num_equal) / max(sum(len(tokens) for tokens in ours), 1)
+    shared = shared_tokens(ours, theirs)
     if not parted:
         return GreedyReport((), shared)
     rows = last_logits(model, [[*prompts[index], *ours[index][: num_equal[index]]] for index in parted])
