@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+from hotloop.cli import entry
 from hotloop.cli import main as cli
 from hotloop.errors import InvalidRequestError, ModelFileError, ModelNotFoundError
 
@@ -148,3 +149,18 @@ def test_out_of_memory_is_one_line(monkeypatch, capsys) -> None:
     add_command(monkeypatch, MemoryError())
     assert run(monkeypatch, "stub", "x") == 1
     assert capsys.readouterr().err.startswith("hotloop: out of memory")
+
+
+def test_interrupt_during_imports_is_status_130_without_a_traceback(monkeypatch, capsys) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "typer":
+                raise KeyboardInterrupt
+
+    for name in [name for name in sys.modules if name == "hotloop.cli.main" or name.split(".")[0] == "typer"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as exit_:
+        entry.main()
+    assert exit_.value.code == 130
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,13 @@
+"""Where the `hotloop` command begins: imports take longest of all, and Ctrl-C meanwhile is no traceback either."""
+
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """`main.main`, or status 130 if Ctrl-C comes before it is there."""
+    try:
+        from hotloop.cli.main import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
