@@ -45,7 +45,7 @@ void bind_runtime(nb::module_& m) {
   nb::class_<Environment>(m, "FloatEnvironment", "Between enter and exit this thread has the floating-point environment of kernels.")
       .def(nb::init<>())
       .def("__enter__", [](Environment& self) { self.emplace(); })
-      .def("__exit__", [](Environment& self, const nb::args&) { self.reset(); });
+      .def("__exit__", [](Environment& self, const nb::args&) { self.reset(); }, nb::sig("def __exit__(self, *args: object) -> None"));
 
   nb::class_<ThreadTeam>(m, "ThreadTeam")
       .def("__init__", [](ThreadTeam* self, int num_threads) {

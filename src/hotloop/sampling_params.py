@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -48,6 +48,11 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name))
         _check_int("min_tokens", self.min_tokens)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            _check(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            _check(value is None or isinstance(value, Collection), name, value, "a list")
         _check(self.temperature is None or self.temperature >= 0, "temperature", self.temperature, "0 or more")
         _check(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _check(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
@@ -100,7 +105,7 @@ def _check(holds: bool, name: str, value: object, allowed: str) -> None:
 
 
 def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise InvalidRequestError(f"{name} is {value!r}; it must be a finite number")
 
 

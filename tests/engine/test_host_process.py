@@ -16,21 +16,8 @@ import pytest
 
 from hotloop import LLM, SamplingParams
 from hotloop.errors import CapacityError
-from tiny_models import write_tiny_model
 
 SAMPLED = SamplingParams(temperature=1.3, top_k=60, top_p=0.95, min_p=0.001, seed=11, max_tokens=24, logprobs=4)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", "llama", formats="Q8_0")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOTLOOP_HOME", str(tmp_path_factory.mktemp("home")))
-        yield
 
 
 @contextmanager

@@ -167,6 +167,14 @@ def test_context_limits(llm: LLM) -> None:  # known faults B42, B43, B126
         ([[True]], "integers"),
         ([[]], "empty"),
         ([{"prompts": "x"}], "prompts"),
+        ([{"prompt": 5}], "5, which is no str"),
+        ([{"prompt_token_ids": "abc"}], "'abc', which is no list"),
+        ([{"prompt_token_ids": None}], "None"),
+        (5, "not 5"),
+        (b"text", "not b'text'"),
+        (["x", None], "not None"),
+        ([5, "x"], "not 5"),
+        (np.array([1, 2]), "list of token ids"),
         ("\ud800", "surrogate"),
     ],
 )
@@ -368,3 +376,17 @@ def test_a_context_longer_than_the_model_s_is_a_warning(
     (output,) = longer.generate([[5] * 100], params)
     assert len(output.outputs[0].token_ids) == 100
     assert output.outputs[0].token_ids[:28] == llm.generate([[5] * 100], params)[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("bad", [5, "greedy", [5], [None, "greedy"], {"temperature": 0}])
+def test_sampling_params_of_another_kind_are_named(llm: LLM, bad: object) -> None:
+    with pytest.raises(InvalidRequestError, match="sampling_params"):
+        llm.generate(["x"] * (len(bad) if isinstance(bad, list) else 1), bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="sampling_params"):
+        llm.stream("x", bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [5, None, "hi", [5], [[]], {"role": "user"}, [{"role": "user", "content": "hi"}, 5]])
+def test_messages_of_another_kind_are_named(llm: LLM, bad: object) -> None:
+    with pytest.raises(InvalidRequestError, match="messages"):
+        llm.chat(bad, GREEDY)  # type: ignore[arg-type]

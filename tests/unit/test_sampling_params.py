@@ -14,6 +14,8 @@ BAD = [
     ("seed", 2**64), ("seed", "7"), ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 2.0),
     ("min_tokens", -1), ("min_tokens", None), ("stop", ""), ("stop", ["x", ""]), ("stop", [3]),
     ("stop", ["x"] * 17), ("stop_token_ids", ["a"]), ("logprobs", -1), ("logprobs", 21),
+    ("stop", 5), ("stop", "a\ud800"), ("stop_token_ids", 5), ("temperature", 10**400), ("ignore_eos", "no"),
+    ("skip_special_tokens", 1), ("include_stop_str_in_output", None),
 ]  # fmt: skip
 
 

@@ -6,11 +6,11 @@ import difflib
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from hotloop.config import EngineConfig
 from hotloop.engine.core import EngineCore
@@ -134,7 +134,8 @@ class LLM:
         chat_template: str | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of conversations, through the model's chat template or another."""
-        many: Sequence[Any] = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        several = isinstance(messages, Sequence) and messages and isinstance(messages[0], Sequence)
+        many: Sequence[Any] = messages if several and not isinstance(messages, str) else [messages]
         ids = [{"prompt_token_ids": self.chat_token_ids(conversation, chat_template)} for conversation in many]
         return self.generate(ids, sampling_params)
 
@@ -179,6 +180,8 @@ class LLM:
     ) -> tuple[str | None, Request]:
         timeline_start_s = time.perf_counter()
         text, ids = self._prompt_token_ids(prompt, parse_special)
+        if not isinstance(params, SamplingParams | None):
+            raise InvalidRequestError(f"sampling_params is {params!r:.60}; it must be SamplingParams")
         params = (params or SamplingParams()).with_defaults(self._recommended)
         room = self.max_model_len - len(ids)
         stop_ids = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else self.tokenizer.eos_token_ids)
@@ -199,7 +202,12 @@ class LLM:
             unknown = prompt.keys() - {"prompt", "prompt_token_ids"}
             if unknown or not prompt:
                 raise InvalidRequestError(f"a prompt mapping has 'prompt' or 'prompt_token_ids', not {sorted(unknown)}")
-            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
+            kind = list if "prompt_token_ids" in prompt else str
+            prompt = prompt["prompt_token_ids" if kind is list else "prompt"]
+            if isinstance(prompt, str) != (kind is str):
+                raise InvalidRequestError(f"a prompt mapping holds {prompt!r:.60}, which is no {kind.__name__}")
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise InvalidRequestError(f"a prompt is a text or a list of token ids, not {prompt!r:.60}")
         if isinstance(prompt, str):
             least = self.tokenizer.min_num_tokens(prompt)
             if least >= self.max_model_len:
@@ -213,7 +221,7 @@ class LLM:
                     "the prompt is empty and this model has no BOS token to start from; give a text"
                 )
             return prompt, ids
-        ids = list(cast("Sequence[int]", prompt))
+        ids = list(prompt)
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
             raise InvalidRequestError("prompt_token_ids must be a list of integers")
         return None, ids
@@ -316,6 +324,8 @@ def _engine_config(options: Mapping[str, Any]) -> EngineConfig:
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise InvalidRequestError(f"prompts are texts or lists of token ids, not {prompts!r:.60}")
     many = list(prompts)
     return [many] if many and all(isinstance(p, int) for p in many) else many
 
@@ -325,6 +335,8 @@ def _per_prompt(
 ) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * num_prompts
+    if not isinstance(params, Sequence):
+        raise InvalidRequestError(f"sampling_params is {params!r:.60}; it must be SamplingParams, one or a list of them")
     if len(params) != num_prompts:
         raise InvalidRequestError(
             f"there are {num_prompts} prompts and {len(params)} sampling_params; give one or as many"

@@ -48,6 +48,11 @@ def sample(
         logits = logits.copy()
         logits[barred_ids] = -np.inf
     top = int(np.argmax(logits))  # the first NaN, if there is one
+    if len(barred_ids) and logits[top] == -np.inf:
+        raise HotloopError(
+            f"nothing is left to draw at position {position}: before min_tokens no stop token is drawn, and the "
+            f"{len(barred_ids)} stop tokens are all there is; lower min_tokens"
+        )
     if not np.isfinite(logits[top]):
         raise HotloopError(
             f"the model's logits at position {position} have no finite maximum (token {top}: {logits[top]})"

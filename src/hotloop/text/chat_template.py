@@ -181,8 +181,8 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
     Raises InvalidRequestError naming the message and field.
     """
-    if isinstance(messages, str | Mapping) or not messages:
-        raise InvalidRequestError("messages must be a list of at least one message")
+    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+        raise InvalidRequestError(f"messages must be a list of at least one message, not {messages!r:.80}")
     return [_plain_message(i, message) for i, message in enumerate(messages)]
 
 

@@ -85,7 +85,8 @@ class GGUFFile:
     def data(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a tensor: uint8 [tensors[name].nbytes], read-only, mapped, not copied.
 
-        Raises: ModelFileError if the model has no such tensor; ValueError after `close`.
+        Raises: ModelFileError if the model has no such tensor, or the file was truncated meanwhile; ValueError after
+        `close`.
         """
         tensor = self.tensors.get(name)
         if tensor is None:
@@ -93,6 +94,11 @@ class GGUFFile:
         if name not in self._location:
             raise ValueError(f"{self.path} is closed")
         mapping, offset = self._location[name]
+        if mapping.size() < len(mapping):  # touching what is gone would end the process
+            raise ModelFileError(
+                f"{self.path}: the file shrank to {mapping.size()} bytes since it was opened; "
+                f"let whatever writes it finish, and load it again"
+            )
         return np.frombuffer(mapping, np.uint8, count=tensor.nbytes, offset=offset)
 
     def release(self, name: str) -> None:

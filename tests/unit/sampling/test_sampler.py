@@ -155,8 +155,10 @@ def test_barred_ids_are_never_drawn_and_logits_stay() -> None:
 def test_broken_logits_are_an_error_that_names_the_position(bad: float) -> None:  # known fault B105
     with pytest.raises(HotloopError, match="position 9"):
         sample(ISA, np.array([0, bad, 1], np.float32), row(), position=9)
-    with pytest.raises(HotloopError, match="no finite maximum"):
-        sample(ISA, np.zeros(2, np.float32), row(), position=0, barred=[0, 1])
+    with pytest.raises(HotloopError, match=r"no finite maximum"):
+        sample(ISA, np.full(2, -np.inf, np.float32), row(), position=0)
+    with pytest.raises(HotloopError, match=r"nothing is left to draw at position 3.*2 stop tokens.*lower min_tokens"):
+        sample(ISA, np.zeros(2, np.float32), row(), position=3, barred=[0, 1])
 
 
 def test_logprobs_are_raw_sorted_and_complete() -> None:  # known faults B14, B15

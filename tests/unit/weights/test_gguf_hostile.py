@@ -352,3 +352,13 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path):  # known faults B87, B9
 )
 def test_any_bytes_after_the_counts(num_tensors: int, num_keys: int, body: bytes):
     parse_or_refuse(b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_keys) + body)
+
+
+def test_a_file_truncated_while_it_is_open_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(file(tensors=(tensor("a", (1 << 16,)),), data=1 << 17))
+    with GGUFFile.open(path) as gguf:
+        assert not gguf.data("a").any()
+        os.truncate(path, 4096)
+        with pytest.raises(ModelFileError, match=r"m\.gguf: the file shrank to 4096 bytes"):
+            gguf.data("a")
