@@ -1,5 +1,7 @@
 """Block layout and the block manager."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,3 +61,14 @@ def test_a_failed_allocation_changes_nothing() -> None:
     before = manager.block_tables("a")[0][:], manager.num_free_blocks
     assert not manager.allocate("a", 800)
     assert (manager.block_tables("a")[0], manager.num_free_blocks) == before
+
+
+def test_a_pool_for_a_long_context_costs_nothing_until_it_is_used() -> None:
+    tracemalloc.start()
+    manager = KVCacheManager(KVLayout(WINDOWED, 1, "f16"), 2**24)
+    assert manager.allocate("x", 100)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+    manager.free("x")
+    assert manager.num_free_blocks == 2**24
+    manager.check_invariants()
