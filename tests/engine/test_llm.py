@@ -217,7 +217,7 @@ def test_all_prompts_are_checked_before_anything_runs(llm: LLM) -> None:
     step = llm._core.step
     llm._core.step = lambda: (steps.append(1), step())[1]  # type: ignore[method-assign]
     try:
-        with pytest.raises(InvalidRequestError):
+        with pytest.raises(InvalidRequestError, match="9999"):
             llm.generate(["fine", [9999]], GREEDY)
     finally:
         llm._core.step = step  # type: ignore[method-assign]

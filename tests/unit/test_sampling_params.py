@@ -34,7 +34,8 @@ def test_bad_values_name_the_field(name: str, value: object) -> None:
     ],
 )  # fmt: skip
 def test_legal_values(params: dict[str, object]) -> None:
-    SamplingParams(**params)  # type: ignore[arg-type]
+    made = SamplingParams(**params)  # type: ignore[arg-type]
+    assert {name: getattr(made, name) for name in params} == params
 
 
 def test_min_tokens_above_max_tokens() -> None:

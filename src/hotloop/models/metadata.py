@@ -83,7 +83,7 @@ class ArchMetadata:
             if not key.startswith(prefix) or name in _HARMLESS or name.startswith(harmless_prefixes):
                 continue
             if key not in self._used and not _is_inert(name, value):
-                unknown.append(f"{key} = {value!r:.60}")
+                unknown.append(f"{key:.100} = {value!r:.60}")
         if unknown:
             raise ModelFileError(
                 f"{self.gguf.path}: metadata that hotloop does not implement for {self.architecture}, "

@@ -80,7 +80,7 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
     scheme = _SCHEMES.get(vocabulary.pre or "")
     if scheme is None:
         known = ", ".join(sorted(_SCHEMES))
-        raise ModelFileError(f"{PREFIX}pre is {vocabulary.pre!r}, an unknown pre-tokenizer; hotloop knows {known}")
+        raise ModelFileError(f"{PREFIX}pre is {vocabulary.pre!r:.60}, an unknown pre-tokenizer; hotloop knows {known}")
     if not vocabulary.merges:
         raise ModelFileError(f"{PREFIX}merges is missing or empty; a byte-level vocabulary needs it")
     # Control tokens never come out of text, not even out of their own spelling.

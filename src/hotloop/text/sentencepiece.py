@@ -40,7 +40,9 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
         raise ModelFileError(f"{PREFIX}scores is missing; a SentencePiece vocabulary needs it")
     malformed = [i for i in vocabulary.of_type(TokenType.BYTE) if not _is_byte_token(tokens[i])]
     if malformed:
-        raise ModelFileError(f"{PREFIX}tokens[{malformed[0]}] is {tokens[malformed[0]]!r}, not a byte like '<0x0A>'")
+        raise ModelFileError(
+            f"{PREFIX}tokens[{malformed[0]}] is {tokens[malformed[0]]!r:.60}, not a byte like '<0x0A>'"
+        )
     user_defined = vocabulary.token_types == TokenType.USER_DEFINED
     scores = np.where(user_defined, _USER_DEFINED_SCORE, vocabulary.scores)
     # Control and byte tokens never come out of text, not even out of their own spelling.

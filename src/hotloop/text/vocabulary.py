@@ -72,7 +72,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     model = _text(metadata, PREFIX + "model", required=True)
     if model not in ("gpt2", "llama"):
         raise ModelFileError(
-            f"{PREFIX}model is {model!r}; hotloop reads 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
+            f"{PREFIX}model is {model!r:.60}; hotloop reads 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
         )
     tokens = _list(metadata, PREFIX + "tokens")
     if not tokens:
@@ -122,7 +122,7 @@ def _text(metadata: Mapping[str, Any], key: str, *, required: bool = False) -> s
     if value is None and not required:
         return None
     if not isinstance(value, str):
-        raise ModelFileError(f"{key} must be a string, not {_shown(value)}")
+        raise ModelFileError(f"{key} must be a string, not {value!r:.60}")
     return value
 
 
@@ -131,7 +131,7 @@ def _flag(metadata: Mapping[str, Any], key: str, *, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise ModelFileError(f"{key} must be true or false, not {_shown(value)}")
+        raise ModelFileError(f"{key} must be true or false, not {value!r:.60}")
     return value
 
 
@@ -140,7 +140,7 @@ def _list(metadata: Mapping[str, Any], key: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ModelFileError(f"{key} must be an array of strings, not {_shown(value)}")
+        raise ModelFileError(f"{key} must be an array of strings, not {value!r:.60}")
     return value
 
 
@@ -161,13 +161,7 @@ def _token_id(metadata: Mapping[str, Any], key: str, vocab_size: int) -> int | N
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ModelFileError(f"{key} must be a token id, not {_shown(value)}")
+        raise ModelFileError(f"{key} must be a token id, not {value!r:.60}")
     if not 0 <= value < vocab_size:
         raise ModelFileError(f"{key} is {value}, outside the vocabulary of {vocab_size}")
     return value
-
-
-def _shown(value: object) -> str:
-    """A value for a message: itself, or what it is where it would be long."""
-    text = repr(value) if isinstance(value, str | int | float) else type(value).__name__
-    return text if len(text) <= 40 else text[:40] + "..."
