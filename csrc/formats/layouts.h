@@ -26,16 +26,15 @@ struct Q4_1Group {            // w = d q + m
 };
 static_assert(sizeof(Q4_1Group) == 160);
 
-struct Q5_0Group {            // w = d (q - 16), q = nibble + 16 high
-  uint16_t d[8];
-  uint8_t high[32];           // bit j of byte 4r + i = fifth bit of k = 4j + i of row r
-  uint8_t nibbles[128];
-};
-static_assert(sizeof(Q5_0Group) == 176);
-
 // 5-bit codes in 5 registers: register j < 5 in the low five bits of codes[j]; the rest in the high three:
 // register 5: low three bits above register 0, high two in bits 5, 6 of codes[3]; register 6: low three above register 1,
 // then bit 5 of codes[4] and bit 7 of codes[3]; register 7: low three above register 2, high two in bits 6, 7 of codes[4].
+struct Q5_0Group {            // w = d (q - 16)
+  uint16_t d[8];
+  uint8_t codes[5][32];       // q, 0..31
+};
+static_assert(sizeof(Q5_0Group) == 176);
+
 struct Q5_1Group {            // w = d q + m
   uint16_t d[8];
   uint16_t m[8];
@@ -78,16 +77,17 @@ struct Q5KSuperblock {        // 256 k = 8 groups; w = (d scale) q - (dmin min)
   uint16_t d[8];
   uint16_t dmin[8];
   uint8_t scales[8][12];      // as in Q4_K
-  uint8_t codes[8][5][32];    // [group]: as in Q5_1
+  uint8_t codes[8][5][32];    // [group]: q, 0..31
 };
 static_assert(sizeof(Q5KSuperblock) == 1408);
 
+// 6-bit codes in 6 registers: register j < 6 in the low six bits of codes[j]; register 6 in bits 6, 7 of codes[0], [1], [2],
+// lowest bits first, register 7 in those of codes[3], [4], [5].
 struct Q6KGroup {
-  int8_t scales[2][8];        // [half][row]: half 0 scales k 0..15 (registers 0..3), half 1 k 16..31
-  uint8_t nibbles[128];       // low four bits
-  uint8_t high[2][32];        // bits 2b, 2b + 1 of byte 4r + i of high[h] = upper two bits of register 4h + b
+  int8_t scales[8][2];        // [row][half]: half 0 scales k 0..15, half 1 k 16..31
+  uint8_t codes[6][32];       // q, 0..63
 };
-struct Q6KSuperblock {        // 256 k = 8 groups; w = (d scale) (q - 32), q = nibble + 16 high, 0..63
+struct Q6KSuperblock {        // 256 k = 8 groups; w = (d scale) (q - 32)
   uint16_t d[8];
   Q6KGroup groups[8];
 };

@@ -26,14 +26,6 @@ void put_nibbles(const uint8_t* qs, int r, uint8_t* nibbles) {
   for (int j = 0; j < 4; ++j) store_u32(nibbles + 32 * j + 4 * r, load_u32(qs + 4 * j));
 }
 
-// Bits 0, 4, 8 .. 28 of x, packed into the low byte.
-uint32_t every_fourth_bit(uint32_t x) {
-  x &= 0x11111111u;
-  x = (x | x >> 3) & 0x03030303u;
-  x = (x | x >> 6) & 0x000f000fu;
-  return (x | x >> 12) & 0xffu;
-}
-
 void convert(const gguf::Q4_0& src, int r, layout::Q4_0Group& dst) {
   dst.d[r] = load_u16(src.d);
   put_nibbles(src.qs, r, dst.nibbles);
@@ -45,17 +37,17 @@ void convert(const gguf::Q4_1& src, int r, layout::Q4_1Group& dst) {
   put_nibbles(src.qs, r, dst.nibbles);
 }
 
-void convert(const gguf::Q5_0& src, int r, layout::Q5_0Group& dst) {
-  dst.d[r] = load_u16(src.d);
-  const uint32_t qh = load_u32(src.qh);
-  for (int i = 0; i < 4; ++i) dst.high[4 * r + i] = static_cast<uint8_t>(every_fourth_bit(qh >> i));
-  put_nibbles(src.qs, r, dst.nibbles);
-}
-
 // The low four bits of x to bit 0 of the four bytes.
 uint32_t bits_to_bytes(uint32_t x) { return (x & 15u) * 0x00204081u & 0x01010101u; }
 
 // c[j]: the codes of register j, one per byte. The bits above a code's own are zero.
+void put_six_bits(const uint32_t (&c)[8], int r, uint8_t (&codes)[6][32]) {
+  for (int j = 0; j < 6; ++j) {
+    const uint32_t rest = c[6 + j / 3] >> (2 * (j % 3)) & 0x03030303u;
+    store_u32(codes[j] + 4 * r, c[j] | rest << 6);
+  }
+}
+
 void put_five_bits(const uint32_t (&c)[8], int r, uint8_t (&codes)[5][32]) {
   store_u32(codes[0] + 4 * r, c[0] | (c[5] & 0x07070707u) << 5);
   store_u32(codes[1] + 4 * r, c[1] | (c[6] & 0x07070707u) << 5);
@@ -77,7 +69,7 @@ void put_two_bits(const uint32_t (&c)[8], int r, uint8_t (&codes)[2][32]) {
 }
 
 // Number i of a stream of 6-bit numbers; they come in ascending order, and the first bits in a byte reset it.
-void put_six_bits(int value, int i, uint8_t* stream) {
+void put_in_stream(int value, int i, uint8_t* stream) {
   uint8_t* at = stream + 6 * i / 8;
   const int shift = 6 * i % 8;
   at[0] = static_cast<uint8_t>(shift == 0 ? value : at[0] | value << shift);
@@ -91,16 +83,26 @@ void put_scale_min(int scale, int min, int r, uint8_t (&scales)[12]) {
   pair = static_cast<uint8_t>((r & 1) ? pair | (min >> 2) << 4 : min >> 2);
 }
 
+// Codes of the 32-value types: low four bits as in Q4_0, and their fifth bits.
+void put_five_bits(const uint8_t (&qs)[16], const uint8_t (&qh)[4], int r, uint8_t (&codes)[5][32]) {
+  const uint32_t high = load_u32(qh);
+  uint32_t c[8];
+  for (int j = 0; j < 8; ++j) {
+    const uint32_t low = load_u32(qs + 4 * (j % 4)) >> (j < 4 ? 0 : 4) & 0x0f0f0f0fu;
+    c[j] = low | bits_to_bytes(high >> (4 * j)) << 4;
+  }
+  put_five_bits(c, r, codes);
+}
+
+void convert(const gguf::Q5_0& src, int r, layout::Q5_0Group& dst) {
+  dst.d[r] = load_u16(src.d);
+  put_five_bits(src.qs, src.qh, r, dst.codes);
+}
+
 void convert(const gguf::Q5_1& src, int r, layout::Q5_1Group& dst) {
   dst.d[r] = load_u16(src.d);
   dst.m[r] = load_u16(src.m);
-  const uint32_t qh = load_u32(src.qh);
-  uint32_t c[8];
-  for (int j = 0; j < 8; ++j) {
-    const uint32_t low = load_u32(src.qs + 4 * (j % 4)) >> (j < 4 ? 0 : 4) & 0x0f0f0f0fu;
-    c[j] = low | bits_to_bytes(qh >> (4 * j)) << 4;
-  }
-  put_five_bits(c, r, dst.codes);
+  put_five_bits(src.qs, src.qh, r, dst.codes);
 }
 
 void convert(const gguf::Q8_0& src, int r, layout::Q8_0Group& dst) {
@@ -168,7 +170,7 @@ void convert(const gguf::Q3_K& src, int r, layout::Q3KSuperblock& dst) {
     return (src.scales[i % 8] >> (4 * (i / 8)) & 15) | (src.scales[8 + i % 4] >> (2 * (i / 4)) & 3) << 4;
   };
   for (int g = 0; g < 8; ++g) {
-    for (int half = 0; half < 2; ++half) put_six_bits(scale(2 * g + half), 2 * r + half, dst.scales[g]);
+    for (int half = 0; half < 2; ++half) put_in_stream(scale(2 * g + half), 2 * r + half, dst.scales[g]);
     uint32_t c[8];
     for (int j = 0; j < 8; ++j) {
       const uint32_t low = load_u32(src.qs + 32 * (g / 4) + 4 * j) >> (2 * (g % 4)) & 0x03030303u;
@@ -188,7 +190,7 @@ void convert(const gguf::IQ4_XS& src, int r, layout::IQ4XSSuperblock& dst) {
   for (int g = 0; g < 8; ++g) {
     const int low = src.scales_l[g / 2] >> (4 * (g % 2)) & 15;
     const int high = src.scales_h[g / 4] >> (2 * (g % 4)) & 3;
-    put_six_bits(low | high << 4, r, dst.scales[g]);
+    put_in_stream(low | high << 4, r, dst.scales[g]);
     put_nibbles(src.qs + 16 * g, r, dst.nibbles[g]);
   }
 }
@@ -207,20 +209,14 @@ void convert(const gguf::Q6_K& src, int r, layout::Q6KSuperblock& dst) {
     const uint8_t* qh = src.qh + 32 * h;
     const int shift = 4 * (t >> 1);
     layout::Q6KGroup& group = dst.groups[g];
-    group.scales[0][r] = src.scales[2 * g];
-    group.scales[1][r] = src.scales[2 * g + 1];
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t lower = load_u32(ql + 4 * j) >> shift & 0x0f0f0f0fu;
-      const uint32_t upper = load_u32(ql + 16 + 4 * j) >> shift & 0x0f0f0f0fu;
-      store_u32(group.nibbles + 32 * j + 4 * r, lower | upper << 4);
+    group.scales[r][0] = src.scales[2 * g];
+    group.scales[r][1] = src.scales[2 * g + 1];
+    uint32_t c[8];
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t low = load_u32(ql + 4 * j) >> shift & 0x0f0f0f0fu;
+      c[j] = low | (load_u32(qh + 4 * j) >> (2 * t) & 0x03030303u) << 4;
     }
-    for (int half = 0; half < 2; ++half) {
-      uint32_t packed = 0;
-      for (int j = 0; j < 4; ++j) {
-        packed |= (load_u32(qh + 16 * half + 4 * j) >> (2 * t) & 0x03030303u) << (2 * j);
-      }
-      store_u32(group.high[half] + 4 * r, packed);
-    }
+    put_six_bits(c, r, group.codes);
   }
 }
 

@@ -49,12 +49,14 @@ inline void subtract_offset(const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) 
   }
 }
 
-// 5-bit and shorter codes in two stages of four registers: F::code<J> is register J as unsigned bytes, F::kOrder[4S + c]
-// the c-th register of stage S. pairs[r][n] = the sum of their products: 4 registers x 2 products x 31 x 127 = 31496
-// fits int16. With one token a broadcast of activations serves all row blocks, otherwise a code register all tokens.
-template <class F, int S, int R, int N>
+// Codes in stages of Count registers: F::code<J> is register J as unsigned bytes, F::kOrder gives J from First on.
+// pairs[r][n] = the sum of their products with the activations, which must fit int16: 4 registers x 2 products x 31 x 127 =
+// 31496, 2 x 2 x 63 x 127 = 32004. With one token a broadcast of activations serves all row blocks, otherwise a register of
+// codes all tokens.
+template <class F, int First, int Count, int R, int N>
 inline void stage_dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&pairs)[R][N]) {
-  constexpr int kJ[4] = {F::kOrder[4 * S], F::kOrder[4 * S + 1], F::kOrder[4 * S + 2], F::kOrder[4 * S + 3]};
+  static_assert(Count == 2 || Count == 4);
+  constexpr int kJ[4] = {F::kOrder[First], F::kOrder[First + 1], F::kOrder[(First + 2) % 8], F::kOrder[(First + 3) % 8]};
   if constexpr (N == 1) {
     const int8_t* q = x.q[0] + g * kGroupSize;
     const __m256i x0 = broadcast4(q + 4 * kJ[0]), x1 = broadcast4(q + 4 * kJ[1]);
@@ -63,6 +65,7 @@ inline void stage_dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64
       pairs[r][0] = _mm256_add_epi16(_mm256_maddubs_epi16(F::template code<kJ[0]>(block[r], g), x0),
                                      _mm256_maddubs_epi16(F::template code<kJ[1]>(block[r], g), x1));
     }
+    if constexpr (Count == 2) return;
     const __m256i x2 = broadcast4(q + 4 * kJ[2]), x3 = broadcast4(q + 4 * kJ[3]);
     HOTLOOP_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -78,11 +81,12 @@ inline void stage_dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64
       HOTLOOP_UNROLL
       for (int n = 0; n < N; ++n) {
         const int8_t* q = x.q[n] + g * kGroupSize;
-        const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(code[0], broadcast4(q + 4 * kJ[0])),
-                                           _mm256_maddubs_epi16(code[1], broadcast4(q + 4 * kJ[1])));
-        const __m256i s = _mm256_add_epi16(_mm256_maddubs_epi16(code[2], broadcast4(q + 4 * kJ[2])),
+        pairs[r][n] = _mm256_add_epi16(_mm256_maddubs_epi16(code[0], broadcast4(q + 4 * kJ[0])),
+                                       _mm256_maddubs_epi16(code[1], broadcast4(q + 4 * kJ[1])));
+        if constexpr (Count == 2) continue;
+        const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(code[2], broadcast4(q + 4 * kJ[2])),
                                            _mm256_maddubs_epi16(code[3], broadcast4(q + 4 * kJ[3])));
-        pairs[r][n] = _mm256_add_epi16(p, s);
+        pairs[r][n] = _mm256_add_epi16(pairs[r][n], p);
       }
     }
   }
@@ -98,8 +102,8 @@ struct NibblesTogether {  // both registers of a loaded vector
 template <class F, int R, int N>
 inline void staged_dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
   __m256i pairs[2][R][N];
-  stage_dot<F, 0, R, N>(block, x, g, pairs[0]);
-  stage_dot<F, 1, R, N>(block, x, g, pairs[1]);
+  stage_dot<F, 0, 4, R, N>(block, x, g, pairs[0]);
+  stage_dot<F, 4, 4, R, N>(block, x, g, pairs[1]);
   const __m256i ones = _mm256_set1_epi16(1);
   HOTLOOP_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -110,22 +114,45 @@ inline void staged_dot(const uint8_t* const (&block)[R], const XTile<N>& x, int6
   }
 }
 
-// The stages' sums times the integer scales of their halves: scales[r] has (s0, s1) of row i as int16 in lane i.
-template <class F, int R, int N>
-inline void scaled_halves_dot(const uint8_t* const (&block)[R], const __m256i (&scales)[R], const XTile<N>& x, int64_t g,
-                              __m256i (&sum)[R][N]) {
-  const __m256i twice0 = _mm256_set1_epi32(0x01000100), twice1 = _mm256_set1_epi32(0x03020302);
-  const __m256i lanes = _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
-  __m256i pairs[2][R][N];
-  stage_dot<F, 0, R, N>(block, x, g, pairs[0]);
-  stage_dot<F, 1, R, N>(block, x, g, pairs[1]);
+// sum (+)= the stage's products times the integer scale of its half of the group. scales[r] has (s0, s1) of row i as int16
+// in lane i.
+template <class F, int First, int Count, int R, int N>
+inline void scaled_stage(const uint8_t* const (&block)[R], const __m256i (&scales)[R], const XTile<N>& x, int64_t g,
+                         __m256i (&sum)[R][N]) {
+  const __m128i twice_first = _mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
+  const __m256i twice = _mm256_broadcastsi128_si256(_mm_add_epi8(twice_first, _mm_set1_epi8(First < 4 ? 0 : 2)));
+  __m256i pairs[R][N];
+  stage_dot<F, First, Count, R, N>(block, x, g, pairs);
   HOTLOOP_UNROLL
   for (int r = 0; r < R; ++r) {
-    const __m256i s0 = _mm256_shuffle_epi8(scales[r], _mm256_add_epi8(lanes, twice0));
-    const __m256i s1 = _mm256_shuffle_epi8(scales[r], _mm256_add_epi8(lanes, twice1));
+    const __m256i scale = _mm256_shuffle_epi8(scales[r], twice);
     HOTLOOP_UNROLL
     for (int n = 0; n < N; ++n) {
-      sum[r][n] = _mm256_add_epi32(_mm256_madd_epi16(pairs[0][r][n], s0), _mm256_madd_epi16(pairs[1][r][n], s1));
+      const __m256i scaled = _mm256_madd_epi16(pairs[r][n], scale);
+      sum[r][n] = First == 0 ? scaled : _mm256_add_epi32(sum[r][n], scaled);
+    }
+  }
+}
+
+// The group's codes, stored `Offset` above their values and scaled by halves.
+template <class F, int Count, int Offset, int R, int N>
+inline void scaled_halves_dot(const uint8_t* const (&block)[R], const __m256i (&scales)[R], const XTile<N>& x, int64_t g,
+                              __m256i (&sum)[R][N]) {
+  scaled_stage<F, 0, Count, R, N>(block, scales, x, g, sum);
+  if constexpr (Count == 2) scaled_stage<F, 2, Count, R, N>(block, scales, x, g, sum);
+  scaled_stage<F, 4, Count, R, N>(block, scales, x, g, sum);
+  if constexpr (Count == 2) scaled_stage<F, 6, Count, R, N>(block, scales, x, g, sum);
+  if constexpr (Offset == 0) return;
+  static_assert(Offset == 0 || Offset == 4 || Offset == 32);
+  HOTLOOP_UNROLL
+  for (int n = 0; n < N; ++n) {
+    // 4 x 16 x 127 fits int16, 32 x 16 x 127 does not.
+    const __m256i sum16 = broadcast4(x.sum16[n] + 2 * g);
+    const __m256i sums = Offset == 4 ? _mm256_slli_epi16(sum16, 2) : sum16;
+    HOTLOOP_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m256i shift = _mm256_madd_epi16(scales[r], sums);
+      sum[r][n] = _mm256_sub_epi32(sum[r][n], Offset == 32 ? _mm256_slli_epi32(shift, 5) : shift);
     }
   }
 }
@@ -139,6 +166,14 @@ inline __m256i right(__m256i v, int mask) {
 }
 
 // Register J of the packed codes (formats/layouts.h).
+template <int J>
+inline __m256i six_bits(const uint8_t (&codes)[6][32]) {
+  if constexpr (J < 6) return take(load256(codes[J]), 63);
+  constexpr int kFirst = J == 7 ? 3 : 0;
+  const __m256i low = _mm256_or_si256(right<6>(load256(codes[kFirst]), 3), right<4>(load256(codes[kFirst + 1]), 0x0c));
+  return _mm256_or_si256(low, right<2>(load256(codes[kFirst + 2]), 0x30));
+}
+
 template <int J>
 inline __m256i five_bits(const uint8_t (&codes)[5][32]) {
   if constexpr (J < 5) return take(load256(codes[J]), 31);
@@ -269,56 +304,16 @@ struct Q4_1 : ScaleAndMin {
   }
 };
 
-struct Q5_0 : ScaleOnly {
+struct Q5_0 : ScaleOnly, Ascending {
   using Values = values::Q5_0;
   static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::group(block, g).d)}; }
-
-  // Bit j of each byte, moved to bit 4.
   template <int J>
-  static __m256i fifth_bit(__m256i high) {
-    if constexpr (J < 4) high = _mm256_slli_epi16(high, 4 - J);
-    if constexpr (J > 4) high = _mm256_srli_epi16(high, J - 4);
-    return _mm256_and_si256(high, _mm256_set1_epi8(16));
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return five_bits<J>(Values::group(block, g).codes);
   }
-
-  // Registers I, I + 4, I + 1, I + 5: 4 x 2 x 31 x 127 = 31496 fit int16.
-  template <int I, int R, int N>
-  static void half_dot(const layout::Q5_0Group* const (&w)[R], const XTile<N>& x, int64_t g, __m256i (&acc)[R][N]) {
-    __m256i code[R][4];
-    HOTLOOP_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const __m256i high = load256(w[r]->high);
-      const __m256i v0 = load256(w[r]->nibbles + 32 * I);
-      const __m256i v1 = load256(w[r]->nibbles + 32 * I + 32);
-      code[r][0] = _mm256_or_si256(low_nibbles(v0), fifth_bit<I>(high));
-      code[r][1] = _mm256_or_si256(high_nibbles(v0), fifth_bit<I + 4>(high));
-      code[r][2] = _mm256_or_si256(low_nibbles(v1), fifth_bit<I + 1>(high));
-      code[r][3] = _mm256_or_si256(high_nibbles(v1), fifth_bit<I + 5>(high));
-    }
-    HOTLOOP_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const int8_t* q = x.q[n] + g * kGroupSize + 4 * I;
-      HOTLOOP_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][0], broadcast4(q)),
-                                           _mm256_maddubs_epi16(code[r][1], broadcast4(q + 16)));
-        const __m256i s = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][2], broadcast4(q + 4)),
-                                           _mm256_maddubs_epi16(code[r][3], broadcast4(q + 20)));
-        acc[r][n] = _mm256_madd_epi16(_mm256_add_epi16(p, s), _mm256_set1_epi16(1));
-      }
-    }
-  }
-
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-    const layout::Q5_0Group* w[R];
-    for (int r = 0; r < R; ++r) w[r] = &Values::group(block[r], g);
-    __m256i first[R][N], second[R][N];
-    half_dot<0, R, N>(w, x, g, first);
-    half_dot<2, R, N>(w, x, g, second);
-    for (int r = 0; r < R; ++r) {
-      for (int n = 0; n < N; ++n) sum[r][n] = _mm256_add_epi32(first[r][n], second[r][n]);
-    }
+    staged_dot<Q5_0, R, N>(block, x, g, sum);
     subtract_offset<R, N, 16>(x, g, sum);
   }
 };
@@ -365,74 +360,20 @@ struct Q4_K : ScaleAndMinus {
   }
 };
 
-struct Q6_K : ScaleOnly {
+struct Q6_K : ScaleOnly, Ascending {
   using Values = values::Q6_K;
   static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::superblock(block, g).d)}; }
-
-  // Bits 2B, 2B + 1 of each byte, moved to bits 4, 5.
-  template <int B>
-  static __m256i high_bits(__m256i high) {
-    if constexpr (B < 2) high = _mm256_slli_epi16(high, 4 - 2 * B);
-    if constexpr (B > 2) high = _mm256_srli_epi16(high, 2 * B - 4);
-    return _mm256_and_si256(high, _mm256_set1_epi8(0x30));
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return six_bits<J>(Values::superblock(block, g).groups[g % 8].codes);
   }
-
-  // Registers I, I + 1 (scale s0) and I + 4, I + 5 (s1): 2 x 2 x 63 x 127 = 32004 fit int16, and pmaddwd scales them.
-  template <int I, int R, int N>
-  static void half_dot(const layout::Q6KGroup* const (&w)[R], const __m256i (&s0)[R], const __m256i (&s1)[R],
-                       const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-    __m256i code[R][4];
-    HOTLOOP_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const __m256i high0 = load256(w[r]->high[0]);
-      const __m256i high1 = load256(w[r]->high[1]);
-      const __m256i v0 = load256(w[r]->nibbles + 32 * I);
-      const __m256i v1 = load256(w[r]->nibbles + 32 * I + 32);
-      code[r][0] = _mm256_or_si256(low_nibbles(v0), high_bits<I>(high0));
-      code[r][1] = _mm256_or_si256(low_nibbles(v1), high_bits<I + 1>(high0));
-      code[r][2] = _mm256_or_si256(high_nibbles(v0), high_bits<I>(high1));
-      code[r][3] = _mm256_or_si256(high_nibbles(v1), high_bits<I + 1>(high1));
-    }
-    HOTLOOP_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const int8_t* q = x.q[n] + g * kGroupSize + 4 * I;
-      HOTLOOP_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const __m256i p0 = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][0], broadcast4(q)),
-                                            _mm256_maddubs_epi16(code[r][1], broadcast4(q + 4)));
-        const __m256i p1 = _mm256_add_epi16(_mm256_maddubs_epi16(code[r][2], broadcast4(q + 16)),
-                                            _mm256_maddubs_epi16(code[r][3], broadcast4(q + 20)));
-        const __m256i scaled = _mm256_add_epi32(_mm256_madd_epi16(p0, s0[r]), _mm256_madd_epi16(p1, s1[r]));
-        sum[r][n] = I == 0 ? scaled : _mm256_add_epi32(sum[r][n], scaled);
-      }
-    }
-  }
-
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
-    const layout::Q6KGroup* w[R];
-    __m256i s0[R], s1[R];
-    HOTLOOP_UNROLL
+    __m256i scales[R];
     for (int r = 0; r < R; ++r) {
-      w[r] = &Values::superblock(block[r], g).groups[g % 8];
-      // Row r's scales as int16 pairs (s, s) in lane r.
-      const __m128i scales = load128(w[r]->scales);
-      const __m256i wide0 = _mm256_cvtepi8_epi32(scales);
-      const __m256i wide1 = _mm256_cvtepi8_epi32(_mm_srli_si128(scales, 8));
-      s0[r] = _mm256_blend_epi16(wide0, _mm256_slli_epi32(wide0, 16), 0xaa);
-      s1[r] = _mm256_blend_epi16(wide1, _mm256_slli_epi32(wide1, 16), 0xaa);
+      scales[r] = _mm256_cvtepi8_epi16(load128(Values::superblock(block[r], g).groups[g % 8].scales));
     }
-    half_dot<0, R, N>(w, s0, s1, x, g, sum);
-    half_dot<2, R, N>(w, s0, s1, x, g, sum);
-    HOTLOOP_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const __m256i sum16 = broadcast4(x.sum16[n] + 2 * g);  // (sum of k 0..15, sum of k 16..31) in every lane
-      HOTLOOP_UNROLL
-      for (int r = 0; r < R; ++r) {
-        const __m256i both = _mm256_blend_epi16(s0[r], s1[r], 0xaa);
-        sum[r][n] = _mm256_sub_epi32(sum[r][n], _mm256_slli_epi32(_mm256_madd_epi16(both, sum16), 5));
-      }
-    }
+    scaled_halves_dot<Q6_K, 2, 32, R, N>(block, scales, x, g, sum);
   }
 };
 
@@ -489,7 +430,7 @@ struct Q2_K : Ascending {
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
     __m256i scales[R];
     for (int r = 0; r < R; ++r) scales[r] = _mm256_and_si256(scale_bytes(block[r], g), _mm256_set1_epi16(15));
-    scaled_halves_dot<Q2_K, R, N>(block, scales, x, g, sum);
+    scaled_halves_dot<Q2_K, 4, 0, R, N>(block, scales, x, g, sum);
   }
   static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, const XFactors& x) {
     const __m256 mins = _mm256_cvtepi32_ps(_mm256_madd_epi16(w.mins, x.sum16));
@@ -513,13 +454,7 @@ struct Q3_K : ScaleOnly, Ascending {
       const __m256i stored = six_bit_pairs(Values::superblock(block[r], g).scales[g % 8]);
       scales[r] = _mm256_sub_epi16(stored, _mm256_set1_epi16(32));
     }
-    scaled_halves_dot<Q3_K, R, N>(block, scales, x, g, sum);
-    HOTLOOP_UNROLL
-    for (int n = 0; n < N; ++n) {
-      const __m256i four_sums = _mm256_slli_epi16(broadcast4(x.sum16[n] + 2 * g), 2);  // codes are stored + 4
-      HOTLOOP_UNROLL
-      for (int r = 0; r < R; ++r) sum[r][n] = _mm256_sub_epi32(sum[r][n], _mm256_madd_epi16(scales[r], four_sums));
-    }
+    scaled_halves_dot<Q3_K, 4, 4, R, N>(block, scales, x, g, sum);
   }
 };
 

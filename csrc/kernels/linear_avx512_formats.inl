@@ -98,10 +98,6 @@ template <int N>
 inline __m512i right(__m512i v, int mask) {
   return take(_mm512_srli_epi16(v, N), mask);
 }
-template <int N>
-inline __m512i left(__m512i v, int mask) {
-  return take(_mm512_slli_epi16(v, N), mask);
-}
 inline __m512i either(__m512i a, __m512i b) { return _mm512_or_si512(a, b); }
 
 inline void nibble_codes(const uint8_t* low, const uint8_t* high, __m512i (&code)[8]) {
@@ -129,6 +125,17 @@ inline void five_bit_codes(const uint8_t (&low)[5][32], const uint8_t (&high)[5]
   code[5] = either(right<5>(v[0], 7), right<2>(v[3], 0x18));
   code[6] = either(either(right<5>(v[1], 7), right<2>(v[4], 8)), right<3>(v[3], 16));
   code[7] = either(right<5>(v[2], 7), right<3>(v[4], 0x18));
+}
+
+inline void six_bit_codes(const uint8_t (&low)[6][32], const uint8_t (&high)[6][32], __m512i (&code)[8]) {
+  __m512i v[6];
+  HOTLOOP_UNROLL
+  for (int j = 0; j < 6; ++j) {
+    v[j] = load32(low[j], high[j]);
+    code[j] = take(v[j], 63);
+  }
+  code[6] = either(either(right<6>(v[0], 3), right<4>(v[1], 0x0c)), right<2>(v[2], 0x30));
+  code[7] = either(either(right<6>(v[3], 3), right<4>(v[4], 0x0c)), right<2>(v[5], 0x30));
 }
 
 // 8 bytes of each row block, one to each 32-bit lane.
@@ -178,18 +185,7 @@ struct Q4_1 : ScaleAndMin<1, 8> {
 struct Q5_0 : ScaleOnly<16, 4> {
   using Values = values::Q5_0;
   static void codes(const Pair& w, int64_t g, __m512i (&code)[8]) {
-    const layout::Q5_0Group& low = Values::group(w.low, g);
-    const layout::Q5_0Group& high = Values::group(w.high, g);
-    nibble_codes(low.nibbles, high.nibbles, code);
-    const __m512i bits = load32(low.high, high.high);  // bit j of each byte: the fifth of register j
-    code[0] = either(code[0], left<4>(bits, 16));
-    code[1] = either(code[1], left<3>(bits, 16));
-    code[2] = either(code[2], left<2>(bits, 16));
-    code[3] = either(code[3], left<1>(bits, 16));
-    code[4] = either(code[4], take(bits, 16));
-    code[5] = either(code[5], right<1>(bits, 16));
-    code[6] = either(code[6], right<2>(bits, 16));
-    code[7] = either(code[7], right<3>(bits, 16));
+    five_bit_codes(Values::group(w.low, g).codes, Values::group(w.high, g).codes, code);
   }
   static Factors factors(const Pair& w, int64_t g) {
     return {half16_to_float(Values::group(w.low, g).d, Values::group(w.high, g).d)};
@@ -311,24 +307,17 @@ struct Q6_K : ScaledHalves<32, 2> {
   static void codes(const Pair& w, int64_t g, __m512i (&code)[8]) {
     const layout::Q6KGroup& low = Values::superblock(w.low, g).groups[g % 8];
     const layout::Q6KGroup& high = Values::superblock(w.high, g).groups[g % 8];
-    nibble_codes(low.nibbles, high.nibbles, code);
-    HOTLOOP_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const __m512i bits = load32(low.high[half], high.high[half]);  // bits 2b, 2b + 1: the upper two of register b
-      __m512i* c = code + 4 * half;
-      c[0] = either(c[0], left<4>(bits, 0x30));
-      c[1] = either(c[1], left<2>(bits, 0x30));
-      c[2] = either(c[2], take(bits, 0x30));
-      c[3] = either(c[3], right<2>(bits, 0x30));
-    }
+    six_bit_codes(low.codes, high.codes, code);
   }
   static Factors factors(const Pair& w, int64_t g) {
     const layout::Q6KSuperblock& low = Values::superblock(w.low, g);
     const layout::Q6KSuperblock& high = Values::superblock(w.high, g);
-    const __m128i a = load128(low.groups[g % 8].scales), b = load128(high.groups[g % 8].scales);
+    const __m256i bytes = _mm256_inserti128_si256(_mm256_castsi128_si256(load128(low.groups[g % 8].scales)),
+                                                  load128(high.groups[g % 8].scales), 1);
+    const __m512i pairs = _mm512_cvtepi8_epi16(bytes);  // (s0, s1) of each row
     return {half16_to_float(low.d, high.d),
-            {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpacklo_epi64(a, b))),
-             _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_unpackhi_epi64(a, b)))}};
+            {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16)),
+             _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 16))}};
   }
 };
 

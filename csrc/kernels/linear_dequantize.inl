@@ -70,6 +70,14 @@ inline int nibble(const uint8_t* nibbles, int r, int k) {
 }
 
 // q of the packed codes (formats/layouts.h).
+inline int six_bits(const uint8_t (&codes)[6][32], int r, int k) {
+  const int j = k / 4;
+  const int at = 4 * r + k % 4;
+  if (j < 6) return codes[j][at] & 63;
+  const int first = 3 * (j - 6);
+  return codes[first][at] >> 6 | (codes[first + 1][at] >> 6) << 2 | (codes[first + 2][at] >> 6) << 4;
+}
+
 inline int five_bits(const uint8_t (&codes)[5][32], int r, int k) {
   const int j = k / 4;
   const int at = 4 * r + k % 4;
@@ -92,7 +100,7 @@ inline int two_bits(const uint8_t (&codes)[2][32], int r, int k) {
 }
 
 // Number i of a stream of 6-bit numbers.
-inline int six_bits(const uint8_t* stream, int i) {
+inline int stream_number(const uint8_t* stream, int i) {
   const uint8_t* at = stream + 6 * i / 8;
   const int shift = 6 * i % 8;
   return (shift > 2 ? at[0] >> shift | at[1] << (8 - shift) : at[0] >> shift) & 63;
@@ -103,8 +111,6 @@ inline float half_e8m0(int e) { return from_bits(e < 2 ? 0x00200000u << e : stat
 
 constexpr int8_t kIq4Codebook[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t kMxfp4Codebook[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
-inline int high_bit(const uint8_t* high, int r, int k) { return high[4 * r + k % 4] >> (k / 4) & 1; }
 
 template <class T>
 const T& group_at(const uint8_t* block, int64_t g) {
@@ -156,8 +162,7 @@ struct Q5_0 {
   }
   static float scale(const uint8_t* block, int64_t g, int, int r) { return half_to_float(group(block, g).d[r]); }
   static int code(const uint8_t* block, int64_t g, int r, int k) {
-    const layout::Q5_0Group& w = group(block, g);
-    return (nibble(w.nibbles, r, k) | high_bit(w.high, r, k) << 4) - 16;
+    return five_bits(group(block, g).codes, r, k) - 16;
   }
 };
 
@@ -214,7 +219,7 @@ struct Q3_K {
     return half_to_float(superblock(block, g).d[r]);
   }
   static int half_scale(const uint8_t* block, int64_t g, int half, int r) {
-    return six_bits(superblock(block, g).scales[g % 8], 2 * r + half) - 32;
+    return stream_number(superblock(block, g).scales[g % 8], 2 * r + half) - 32;
   }
   static float scale(const uint8_t* block, int64_t g, int half, int r) {
     return superblock_scale(block, g, r) * static_cast<float>(half_scale(block, g, half, r));
@@ -265,15 +270,13 @@ struct Q6_K {
     return half_to_float(superblock(block, g).d[r]);
   }
   static int half_scale(const uint8_t* block, int64_t g, int half, int r) {
-    return superblock(block, g).groups[g % 8].scales[half][r];
+    return superblock(block, g).groups[g % 8].scales[r][half];
   }
   static float scale(const uint8_t* block, int64_t g, int half, int r) {
     return superblock_scale(block, g, r) * static_cast<float>(half_scale(block, g, half, r));
   }
   static int code(const uint8_t* block, int64_t g, int r, int k) {
-    const layout::Q6KGroup& w = superblock(block, g).groups[g % 8];
-    const int high = w.high[k / 16][4 * r + k % 4] >> (2 * (k / 4 % 4)) & 3;
-    return (nibble(w.nibbles, r, k) | high << 4) - 32;
+    return six_bits(superblock(block, g).groups[g % 8].codes, r, k) - 32;
   }
 };
 
@@ -293,7 +296,7 @@ struct IQ4_XS {
   }
   static float scale(const uint8_t* block, int64_t g, int, int r) {
     const layout::IQ4XSSuperblock& w = superblock(block, g);
-    return half_to_float(w.d[r]) * static_cast<float>(six_bits(w.scales[g % 8], r) - 32);
+    return half_to_float(w.d[r]) * static_cast<float>(stream_number(w.scales[g % 8], r) - 32);
   }
   static int code(const uint8_t* block, int64_t g, int r, int k) {
     return kIq4Codebook[nibble(superblock(block, g).nibbles[g % 8], r, k)];

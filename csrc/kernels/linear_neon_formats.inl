@@ -67,12 +67,7 @@ template <int N>
 inline uint8x16_t right(uint8x16_t v, int mask) {
   return take(vshrq_n_u8(v, N), mask);
 }
-template <int N>
-inline uint8x16_t left(uint8x16_t v, int mask) {
-  return take(vshlq_n_u8(v, N), mask);
-}
 inline int8x16_t as_signed(uint8x16_t v) { return vreinterpretq_s8_u8(v); }
-inline int8x16_t either(int8x16_t a, uint8x16_t b) { return as_signed(vorrq_u8(vreinterpretq_u8_s8(a), b)); }
 
 inline void nibble_codes(const uint8_t* nibbles, Codes& code) {
   HOTLOOP_UNROLL
@@ -108,6 +103,20 @@ inline void five_bit_codes(const uint8_t (&codes)[5][32], Codes& code) {
     code[h][5] = as_signed(vorrq_u8(right<5>(v[0], 7), right<2>(v[3], 0x18)));
     code[h][6] = as_signed(vorrq_u8(vorrq_u8(right<5>(v[1], 7), right<2>(v[4], 8)), right<3>(v[3], 16)));
     code[h][7] = as_signed(vorrq_u8(right<5>(v[2], 7), right<3>(v[4], 0x18)));
+  }
+}
+
+inline void six_bit_codes(const uint8_t (&codes)[6][32], Codes& code) {
+  HOTLOOP_UNROLL
+  for (int h = 0; h < 2; ++h) {
+    uint8x16_t v[6];
+    HOTLOOP_UNROLL
+    for (int j = 0; j < 6; ++j) {
+      v[j] = vld1q_u8(codes[j] + 16 * h);
+      code[h][j] = as_signed(take(v[j], 63));
+    }
+    code[h][6] = as_signed(vorrq_u8(vorrq_u8(right<6>(v[0], 3), right<4>(v[1], 0x0c)), right<2>(v[2], 0x30)));
+    code[h][7] = as_signed(vorrq_u8(vorrq_u8(right<6>(v[3], 3), right<4>(v[4], 0x0c)), right<2>(v[5], 0x30)));
   }
 }
 
@@ -160,21 +169,7 @@ struct Q4_1 : ScaleAndMin {
 
 struct Q5_0 : ScaleOnly<16> {
   using Values = values::Q5_0;
-  static void codes(const uint8_t* block, int64_t g, Codes& code) {
-    nibble_codes(Values::group(block, g).nibbles, code);
-    HOTLOOP_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const uint8x16_t bits = vld1q_u8(Values::group(block, g).high + 16 * h);  // bit j: the fifth of register j
-      code[h][0] = either(code[h][0], left<4>(bits, 16));
-      code[h][1] = either(code[h][1], left<3>(bits, 16));
-      code[h][2] = either(code[h][2], left<2>(bits, 16));
-      code[h][3] = either(code[h][3], left<1>(bits, 16));
-      code[h][4] = either(code[h][4], take(bits, 16));
-      code[h][5] = either(code[h][5], right<1>(bits, 16));
-      code[h][6] = either(code[h][6], right<2>(bits, 16));
-      code[h][7] = either(code[h][7], right<3>(bits, 16));
-    }
-  }
+  static void codes(const uint8_t* block, int64_t g, Codes& code) { five_bit_codes(Values::group(block, g).codes, code); }
   static Factors factors(const uint8_t* block, int64_t g) { return half_to_float8(Values::group(block, g).d); }
 };
 
@@ -276,20 +271,7 @@ struct Q5_K : ScaleAndMin {
 struct Q6_K : ScaledHalves<32> {
   using Values = values::Q6_K;
   static void codes(const uint8_t* block, int64_t g, Codes& code) {
-    const layout::Q6KGroup& w = Values::superblock(block, g).groups[g % 8];
-    nibble_codes(w.nibbles, code);
-    HOTLOOP_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      HOTLOOP_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const uint8x16_t bits = vld1q_u8(w.high[half] + 16 * h);  // bits 2b, 2b + 1: the upper two of register b
-        int8x16_t* c = code[h] + 4 * half;
-        c[0] = either(c[0], left<4>(bits, 0x30));
-        c[1] = either(c[1], left<2>(bits, 0x30));
-        c[2] = either(c[2], take(bits, 0x30));
-        c[3] = either(c[3], right<2>(bits, 0x30));
-      }
-    }
+    six_bit_codes(Values::superblock(block, g).groups[g % 8].codes, code);
   }
   static Factors factors(const uint8_t* block, int64_t g) { return scaled_halves_factors<Values>(block, g); }
 };

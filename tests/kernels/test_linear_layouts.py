@@ -29,6 +29,11 @@ PLACES: dict[int, list[list[tuple[int, int]]]] = {
         [(1, 5), (1, 6), (1, 7), (4, 5), (3, 7)],
         [(2, 5), (2, 6), (2, 7), (4, 6), (4, 7)],
     ],
+    6: [
+        *[[(j, b) for b in range(6)] for j in range(6)],
+        [(0, 6), (0, 7), (1, 6), (1, 7), (2, 6), (2, 7)],
+        [(3, 6), (3, 7), (4, 6), (4, 7), (5, 6), (5, 7)],
+    ],
     8: [[(j, b) for b in range(8)] for j in range(8)],
 }
 
@@ -75,6 +80,7 @@ class Layout:
 LAYOUTS = {
     "Q4_0": Layout(4, 0, 144, 16, lambda q: q - 8),
     "Q4_1": Layout(4, 0, 160, 32),
+    "Q5_0": Layout(5, 0, 176, 16, lambda q: q - 16),
     "Q5_1": Layout(5, 0, 192, 32),
     "Q8_0": Layout(8, 0, 272, 16, lambda q: (q + 128) % 256 - 128),
     "IQ4_NL": Layout(4, 0, 144, 16, lambda q: IQ4_CODEBOOK[q]),
@@ -83,12 +89,13 @@ LAYOUTS = {
     "Q3_K": Layout(3, 112, 96, 0, lambda q: q - 4),
     "Q4_K": Layout(4, 128, 128),
     "Q5_K": Layout(5, 128, 160),
+    "Q6_K": Layout(6, 16, 208, 16, lambda q: q - 32),
     "IQ4_XS": Layout(4, 64, 128, 0, lambda q: IQ4_CODEBOOK[q]),
 }
 
 
-def test_all_formats_but_two_are_drawn_here() -> None:
-    assert set(INTEGER_FORMATS) - set(LAYOUTS) == {"Q5_0", "Q6_K"}  # their high bits are apart
+def test_all_formats_are_drawn_here() -> None:
+    assert set(INTEGER_FORMATS) == set(LAYOUTS)
 
 
 @pytest.mark.parametrize("format", LAYOUTS)
@@ -111,7 +118,7 @@ def f16(stored: Bytes) -> NDArray[np.float32]:
 
 def header_scales(format: str, superblock: Bytes) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
     """Scales and minimums [row, group or half] of one repacked superblock of 8 rows."""
-    if format in ("Q4_0", "Q8_0", "IQ4_NL"):
+    if format in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"):
         return f16(superblock[:16])[:, None], None
     if format in ("Q4_1", "Q5_1"):
         return f16(superblock[:16])[:, None], f16(superblock[16:32])[:, None]
@@ -121,6 +128,9 @@ def header_scales(format: str, superblock: Bytes) -> tuple[NDArray[np.float32], 
     if format == "Q3_K":
         numbers = six_bits(superblock[16:112]).reshape(8, 8, 2)  # [group, row, half]
         return d * (numbers.swapaxes(0, 1).reshape(8, 16) - 32).astype(np.float32), None
+    if format == "Q6_K":
+        halves = superblock[16:].reshape(8, 208)[:, :16].view(np.int8).reshape(8, 8, 2)
+        return d * halves.swapaxes(0, 1).reshape(8, 16).astype(np.float32), None
     if format == "IQ4_XS":
         return d * (six_bits(superblock[16:64]).reshape(8, 8).T - 32).astype(np.float32), None
     dmin = f16(superblock[16:32])[:, None]

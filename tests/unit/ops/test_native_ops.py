@@ -107,7 +107,7 @@ def test_int8_activations(architecture: str, id: str, formats: Any, tmp_path: Pa
     """An activation on the edge between two codes may fall either way, which moves it by a whole step.
 
     That happens to one in some 20,000 values, so most prompts of two tokens have none, and theirs must agree
-    as with f32 activations. The others stay within what int8 activations cost altogether.
+    as with f32 activations. In the others each side is off by no more than what int8 activations cost.
     """
     path = write_tiny_model(tmp_path / "m.gguf", architecture, formats=formats)
     tokens = random_tokens(22, 64)
@@ -118,7 +118,7 @@ def test_int8_activations(architecture: str, id: str, formats: Any, tmp_path: Pa
     cost = np.abs(expected - reference_batch(path, prompts, "f32")).max()
     off = np.abs(np.stack(logits) - expected).max(axis=(1, 2))
     assert np.quantile(off, 0.25) <= float_limit(path, expected)
-    assert off.max() <= cost
+    assert off.max() <= 2 * cost
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
