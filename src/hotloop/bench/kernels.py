@@ -17,6 +17,7 @@ from hotloop.kv_cache.layout import KVGroup, KVLayout
 from hotloop.kv_cache.storage import KVStorage
 from hotloop.models.registry import load_model_spec
 from hotloop.ops.batch import ForwardBatch
+from hotloop.ops.kernel_set import choose_kernel_set
 from hotloop.ops.native import NativeOps, NativeProgram, NativeWeights
 from hotloop.weights.gguf import GGUFFile
 
@@ -51,7 +52,7 @@ def bench_kernels(gguf: GGUFFile, options: BenchOptions, report: Report) -> Iter
     """One JSON object (schema.toml, bench.kernels) per kind of matrix and batch size: the time of one linear op, quantized
     input to f32 output. ``tokens`` is the number of timed passes over at least 256 MB of such matrices."""
     config = EngineConfig(threads=options.threads, isa=options.isa)
-    isa = config.isa or _native.usable_isas()[0]
+    isa = choose_kernel_set(config.isa)
     team = _native.ThreadTeam(config.num_threads)
     report(f"ceiling {Probe(team.size, isa, 'int8').sample()} int8; {team.size} threads, kernels {isa}")
     for kind in matrix_kinds(gguf):
