@@ -21,6 +21,13 @@ constexpr int kTileRows = HOTLOOP_SHARED_ROWS;
 constexpr int kTileRows = kAttentionTileRows;
 #endif
 
+// A vector of one register is one chain of operations, one of two registers is two.
+#ifdef HOTLOOP_SIMD_AVX512
+constexpr int kIndependent = 2;
+#else
+constexpr int kIndependent = 1;
+#endif
+
 struct RowRange {
   int32_t begin, end;  // positions of the span that the row sees, counted from the span's start
 };
@@ -46,7 +53,7 @@ HOTLOOP_INLINE F32x16 load_kv(const uint16_t* p) { return load_f16(p); }
 template <int R, typename Element>
 HOTLOOP_INLINE void fold_dots(const float* const* q, const uint8_t* k, const int64_t* offset, int64_t head_dim, int begin,
                               int end, float (*folded)[64]) {
-  constexpr int kPositions = R <= 2 ? 2 : 1;  // enough independent chains to hide the latency of fma
+  constexpr int kPositions = R <= 2 ? 2 : kIndependent;  // enough chains of fma to hide their latency
   int j = begin;
   for (; j + kPositions <= end; j += kPositions) {
     const Element* rows[kPositions];
@@ -67,7 +74,7 @@ HOTLOOP_INLINE void fold_dots(const float* const* q, const uint8_t* k, const int
       for (int i = 0; i < kPositions; ++i) store_folded(folded[r] + 4 * ((j + i) & 15), sum[r][i]);
     }
   }
-  if (kPositions > 1 && j < end) {
+  for (; kPositions > 1 && j < end; ++j) {
     const Element* row = reinterpret_cast<const Element*>(k + offset[j]);
     F32x16 sum[R];
     for (int r = 0; r < R; ++r) sum[r] = broadcast(0.0f);
@@ -107,7 +114,7 @@ template <int R, typename Element>
 HOTLOOP_INLINE void add_values(const float* const* p, const uint8_t* v, const int64_t* offset, int64_t head_dim, int begin,
                                int end, float* const* o) {
   constexpr int kStep = 32;  // positions whose V stays in the first-level cache while d advances
-  constexpr int kChunks = R == 1 ? 4 : R <= 3 ? 2 : 1;
+  constexpr int kChunks = R == 1 ? 4 : kIndependent * (R <= 3 ? 2 : 1);
   for (int j = begin; j < end; j += kStep) {
     const int stop = j + kStep < end ? j + kStep : end;
     int64_t d = 0;
