@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hotloop.cli import options as opt
-from hotloop.cli.terminal import printable
+from hotloop.cli.terminal import printable, show_answer
 
 if TYPE_CHECKING:
     from hotloop.engine.llm import LLM
@@ -85,7 +85,7 @@ def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) ->
     try:
         for chunk in chunks:
             text += chunk.text
-            print(chunk.text, end="", flush=True)
+            show_answer(chunk.text)
     except KeyboardInterrupt:
         print(" [stopped]", end="")
     finally:

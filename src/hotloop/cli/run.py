@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotloop.cli import options as opt
+from hotloop.cli.terminal import show_answer
 
 if TYPE_CHECKING:
     from hotloop.engine.llm import LLM, StreamChunk
@@ -71,7 +72,7 @@ def _show(chunks: Iterator[StreamChunk], *, quiet: bool) -> RequestOutput:
     output = None
     for chunk in chunks:
         if not quiet:
-            print(chunk.text, end="", flush=True)
+            show_answer(chunk.text)
         output = chunk.output
     assert output is not None
     if not quiet:
