@@ -67,6 +67,7 @@ $(STAMPS)/build-tools: $(STAMPS)/venv pyproject.toml
 
 $(STAMPS)/wheel: $(STAMPS)/build-tools $(SOURCES)
 	rm -rf $(WHEEL)
+	@echo "compiling; the first time takes some minutes"
 	$(PIP) wheel --no-deps --no-build-isolation --config-settings=build-dir=$(VENV)/build \
 		--wheel-dir $(WHEEL) .
 	@touch $@
