@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PROMPT ?= Why is the sky blue? Answer in two sentences.
 ARGS ?=
+# As it was written: a question may hold a $.
+override PROMPT := $(value PROMPT)
 export PROMPT
 
 BIN := $(VENV)/bin
