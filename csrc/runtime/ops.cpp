@@ -172,33 +172,48 @@ void AttentionOp::run(const Step& step, int64_t tile, float* scratch) {
   }
 }
 
-// A tile holds at least the 32 rows of one activation group of the next linear op, so it can quantize what it made.
 namespace {
-constexpr int64_t kGateUpRows = 64;
-}
+
+// A tile holds whole groups of 32 rows of gate and up, so it can quantize what it made for the next linear op. A few tokens:
+// as many rows as still keep every thread busy, because long ranges stream better. Many: what fits the scratch.
+struct GateUpTiling {
+  static constexpr int64_t kFloats = 64 * kMaxTileTokens;  // scratch of one matrix
+  int64_t rows, token_step, row_tiles, token_tiles;
+
+  GateUpTiling(int64_t all_rows, int64_t tokens, int threads) {
+    token_step = std::min(tokens, kMaxTileTokens);
+    const int64_t most = kFloats / token_step / kGroupSize * kGroupSize;
+    rows = std::min(most, ceil_div(ceil_div(all_rows, threads * 4), kGroupSize) * kGroupSize);
+    row_tiles = ceil_div(all_rows, rows);
+    token_tiles = ceil_div(tokens, token_step);
+  }
+};
+
+}  // namespace
 
 int64_t GateUpOp::tiles(const Step& step) const {
-  return ceil_div(gate->matrix().rows, kGateUpRows) * ceil_div(step.batch.tokens, kMaxTileTokens);
+  const GateUpTiling tiling(gate->matrix().rows, step.batch.tokens, step.threads);
+  return tiling.row_tiles * tiling.token_tiles;
 }
 
-int64_t GateUpOp::scratch_floats() const { return 2 * kMaxTileTokens * kGateUpRows; }
+int64_t GateUpOp::scratch_floats() const { return 2 * GateUpTiling::kFloats; }
 
 void GateUpOp::run(const Step& step, int64_t tile, float* scratch) {
-  const int64_t token_tiles = ceil_div(step.batch.tokens, kMaxTileTokens);
-  const int64_t begin = tile % token_tiles * kMaxTileTokens;
-  const int64_t end = std::min(begin + kMaxTileTokens, step.batch.tokens);
-  const int64_t row = tile / token_tiles * kGateUpRows;
-  const int64_t n = std::min(kGateUpRows, gate->matrix().rows - row);
+  const GateUpTiling tiling(gate->matrix().rows, step.batch.tokens, step.threads);
+  const int64_t begin = tile % tiling.token_tiles * tiling.token_step;
+  const int64_t end = std::min(begin + tiling.token_step, step.batch.tokens);
+  const int64_t row = tile / tiling.token_tiles * tiling.rows;
+  const int64_t n = std::min(tiling.rows, gate->matrix().rows - row);
   const int64_t block_begin = row / kRowBlock, block_end = block_begin + ceil_div(n, kRowBlock);
 
   float* gates = scratch;
-  float* ups = scratch + kMaxTileTokens * kGateUpRows;
+  float* ups = scratch + GateUpTiling::kFloats;
   const Activations a = step.activations(x);
-  step.kernels.linear(gate->matrix(), a, block_begin, block_end, begin, end, gates, kGateUpRows);
-  step.kernels.linear(up->matrix(), a, block_begin, block_end, begin, end, ups, kGateUpRows);
+  step.kernels.linear(gate->matrix(), a, block_begin, block_end, begin, end, gates, tiling.rows);
+  step.kernels.linear(up->matrix(), a, block_begin, block_end, begin, end, ups, tiling.rows);
   for (int64_t t = begin; t < end; ++t) {
-    float* g = gates + (t - begin) * kGateUpRows;
-    step.kernels.gated(g, ups + (t - begin) * kGateUpRows, n, activation, g);
+    float* g = gates + (t - begin) * tiling.rows;
+    step.kernels.gated(g, ups + (t - begin) * tiling.rows, n, activation, g);
     if (out.f32) std::memcpy(step.row(out.f32, t) + row, g, n * sizeof(float));
     if (out.quantized) step.quantize(g, n, out.quantized, t, row);
   }
