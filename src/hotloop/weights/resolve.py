@@ -25,6 +25,8 @@ def resolve(model: str) -> Path:
         return path
     if model.lower() in catalog() or isinstance(parse_reference(model), HubReference):
         raise NotPulledError(f"{model} is not on this machine: `hotloop pull {model}` fetches it")
+    if isinstance(parse_reference(model), OllamaReference):
+        raise ModelNotFoundError(f"{model} is not in Ollama's store here; `hotloop list` shows what is")
     raise ModelNotFoundError(_not_found(model))
 
 
@@ -109,5 +111,5 @@ def _not_found(model: str) -> str:
         return f"no model {shown}: did you mean {' or '.join(near)}? `hotloop pull {near[0]}` gets the first"
     return (
         f"no model {shown}: a MODEL is a catalog name (`hotloop list --catalog`), the path of a .gguf "
-        f"file or hf:owner/repo[/file]; `hotloop pull {DEFAULT_MODEL}` fetches a small one"
+        f"file, hf:owner/repo[/file] or ollama:name[:tag]; `hotloop pull {DEFAULT_MODEL}` fetches a small one"
     )

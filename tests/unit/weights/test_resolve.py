@@ -102,3 +102,8 @@ def test_unknown_and_nothing_near(model) -> None:
 def test_known_but_not_here_names_the_command() -> None:
     with pytest.raises(NotPulledError, match="`hotloop pull tiny` fetches it"):
         resolve("tiny")
+
+
+def test_an_ollama_model_that_is_not_here_is_named(machine) -> None:
+    with pytest.raises(ModelNotFoundError, match="ollama:llama3 is not in Ollama's store"):
+        resolve("ollama:llama3")
