@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 512
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A catalog name, a path, hf:owner/repo[/file] or ollama:name[:tag].")]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A catalog name, a path, hf:owner/repo[/file] or ollama:name[:tag].")
+]
 System = Annotated[str | None, typer.Option("--system", help="System message of the conversation.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's recommendation, else 1.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the K most probable tokens; 0 is off.")]
