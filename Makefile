@@ -22,7 +22,7 @@ BUILD_REQUIRES = $(BIN)/python -c 'import tomllib; \
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
 	$(shell find src csrc -type f ! -name '*.pyc' ! -name '*.md' 2>/dev/null)
 
-.PHONY: demo test lint types wheel-test check constraints clean
+.PHONY: demo test test-neon test-sanitizers lint types wheel-test check constraints clean
 
 demo: $(STAMPS)/installed
 	@$(BIN)/hotloop pull smollm2-135m >/dev/null
@@ -32,6 +32,13 @@ test: $(STAMPS)/installed $(STAMPS)/test-tools
 	@$(BIN)/hotloop pull smollm2-135m >/dev/null || \
 		echo "no registry in reach: tests that need the real model will be skipped" >&2
 	$(BIN)/python -m pytest $(ARGS)
+
+# Opt-in. The NEON kernels in an emulator; the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer.
+test-neon: $(STAMPS)/build-tools
+	PATH="$(abspath $(BIN)):$$PATH" tools/test_neon.sh $(VENV)/neon
+
+test-sanitizers: $(STAMPS)/build-tools $(STAMPS)/installed $(STAMPS)/test-tools
+	PATH="$(abspath $(BIN)):$$PATH" tools/test_sanitizers.sh $(abspath $(BIN))/python $(VENV)/sanitize $(ARGS)
 
 lint: $(STAMPS)/lint-tools
 	$(BIN)/python -m ruff check .

@@ -39,6 +39,14 @@ def command(
         f"read bandwidth  {measured.read_bandwidth_bytes_per_s / 1e9:.1f} GB/s "
         f"(median of {measured.samples} samples, {measured.min_bytes_per_s / 1e9:.1f} to "
         f"{measured.max_bytes_per_s / 1e9:.1f}; {measured.threads} threads)\n"
-        f"kernel sets     {', '.join(_native.usable_isas())}\n"
+        f"kernel sets     {', '.join(_kernel_sets())}\n"
         f"free memory     {available_memory_bytes() / 1e9:.1f} GB"
     )
+
+
+def _kernel_sets() -> list[str]:
+    """Usable kernel sets, best first, the experimental ones marked."""
+    from hotloop import _native
+
+    experimental = _native.experimental_isas()
+    return [f"{isa} (experimental)" if isa in experimental else isa for isa in _native.usable_isas()]
