@@ -6,6 +6,13 @@ from pathlib import Path
 
 import platformdirs
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, so that a run says something about the change and not about its luck. Look further with
+# HYPOTHESIS_PROFILE=random.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("random", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 MODEL_FILES = {
     "smollm2-135m": "SmolLM2-135M-Instruct.Q4_1.gguf",
