@@ -79,10 +79,9 @@ def fixed_point_probs(isa: str, scaled: Floats) -> NDArray[np.uint64]:
 
 
 def keep_min_p(scaled: Floats, weights: NDArray[np.uint64], min_p: float) -> tuple[Ids, NDArray[np.uint64]]:
-    """Ids (ascending) whose probability is at least min_p times the top one's, and their weights."""
-    if min_p == 0:
-        return np.arange(len(scaled)), weights
-    ids = np.flatnonzero(weights >= np.uint64(max(1, int(min_p * 2**_FIXED_POINT_BITS))))
+    """Ids (ascending) whose probability is at least min_p times the top one's, and their weights. Below 2^-40 it is off."""
+    floor = int(min_p * 2**_FIXED_POINT_BITS)
+    ids = np.flatnonzero(weights >= np.uint64(floor))
     return ids, weights[ids]
 
 
