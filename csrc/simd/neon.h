@@ -188,7 +188,10 @@ HOTLOOP_INLINE void load_pairs(const float* p, F32x16& even, F32x16& odd) {
   }
 }
 HOTLOOP_INLINE void store_pairs(float* p, const F32x16& even, const F32x16& odd) {
-  HOTLOOP_PARTS vst2q_f32(p + 8 * i, float32x4x2_t{{even.part[i], odd.part[i]}});
+  HOTLOOP_PARTS {
+    const float32x4x2_t pairs = {{even.part[i], odd.part[i]}};
+    vst2q_f32(p + 8 * i, pairs);
+  }
 }
 #undef HOTLOOP_PARTS
 
