@@ -11,7 +11,7 @@ from hotloop import LLM, SamplingParams
 from hotloop.config import EngineConfig
 from hotloop.engine.model_runner import MAX_LOGITS_ROWS, ModelRunner
 from hotloop.kv_cache.manager import KVCacheManager
-from hotloop.ops.batch import ForwardBatch
+from hotloop.ops.batch import Chunk, ForwardBatch, build_batch
 from hotloop.weights.gguf import GGUFFile
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -39,18 +39,9 @@ def all_logits(runner: ModelRunner, token_ids: Sequence[int], chunks: Sequence[i
 
 
 def batch_of(manager: KVCacheManager, token_ids: Sequence[int], begin: int, end: int) -> ForwardBatch:
-    positions = np.arange(begin, end, dtype=np.int32)
-    tables = [np.array(t, np.int32) for t in manager.block_tables("x")]
-    sizes = [manager.layout.tokens_per_block(g) for g in range(len(tables))]
-    return ForwardBatch(
-        np.array(token_ids[begin:end], np.int32),
-        positions,
-        np.array([0, end - begin], np.int32),
-        np.array([end], np.int32),
-        np.arange(end - begin, dtype=np.int32),
-        tuple(t[None, :] for t in tables),
-        tuple(t[positions // s].astype(np.int64) * s + positions % s for t, s in zip(tables, sizes, strict=True)),
-    )
+    """Positions [begin, end) of the request "x", every one with logits."""
+    chunk = Chunk(token_ids[begin:end], begin, manager.block_tables("x"))
+    return build_batch([chunk], manager.layout.block_sizes)
 
 
 def assert_same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> None:

@@ -14,7 +14,7 @@ from hotloop.config import EngineConfig
 from hotloop.engine.core import EngineCore
 from hotloop.engine.model_runner import MAX_LOGITS_ROWS, ModelRunner
 from hotloop.kv_cache.manager import KVCacheManager
-from hotloop.ops.batch import ForwardBatch
+from hotloop.ops.batch import Chunk, build_batch
 from hotloop.request import Request, RequestId
 from hotloop.sampling_params import SamplingParams
 from hotloop.weights.gguf import GGUFFile
@@ -32,26 +32,6 @@ def _runner(model: Path, activations: Activations, kv_dtype: KvDtype) -> ModelRu
     return ModelRunner(GGUFFile.open(model), config)
 
 
-def _batch(token_ids: Sequence[int], begin: int, manager: KVCacheManager) -> ForwardBatch:
-    """Tokens of one request from position `begin` on, every row with logits."""
-    end = begin + len(token_ids)
-    positions = np.arange(begin, end, dtype=np.int32)
-    tables = [np.array(table, np.int32) for table in manager.block_tables(REQUEST)]
-    slots = []
-    for group, table in enumerate(tables):
-        size = manager.layout.tokens_per_block(group)
-        slots.append(table[positions // size].astype(np.int64) * size + positions % size)
-    return ForwardBatch(
-        token_ids=np.array(token_ids, np.int32),
-        positions=positions,
-        query_start=np.array([0, len(token_ids)], np.int32),
-        seq_lens=np.array([end], np.int32),
-        logits_rows=np.arange(len(token_ids), dtype=np.int32),
-        block_tables=tuple(table[None, :] for table in tables),
-        slot_mapping=tuple(slots),
-    )
-
-
 def hotloop_logits(model: Path, token_ids: Sequence[int], *, activations: Activations, kv_dtype: KvDtype) -> F32:
     """Logits of every position of one sequence, float32 [T, vocab_size], in chunks as a prefill has them."""
     runner = _runner(model, activations, kv_dtype)
@@ -61,7 +41,8 @@ def hotloop_logits(model: Path, token_ids: Sequence[int], *, activations: Activa
     out = np.empty((len(token_ids), runner.model.config.vocab_size), np.float32)
     for begin in range(0, len(token_ids), MAX_LOGITS_ROWS):
         chunk = token_ids[begin : begin + MAX_LOGITS_ROWS]
-        out[begin : begin + len(chunk)] = runner.forward(_batch(chunk, begin, manager))
+        batch = build_batch([Chunk(chunk, begin, manager.block_tables(REQUEST))], manager.layout.block_sizes)
+        out[begin : begin + len(chunk)] = runner.forward(batch)
     return out
 
 

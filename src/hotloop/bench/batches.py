@@ -14,7 +14,7 @@ from hotloop.kv_cache.layout import KVLayout
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.models.config import kv_groups
 from hotloop.models.registry import load_model_spec
-from hotloop.ops.batch import ForwardBatch
+from hotloop.ops.batch import Chunk, ForwardBatch, build_batch
 from hotloop.weights.gguf import GGUFFile
 
 
@@ -58,28 +58,16 @@ class BatchMaker:
         manager = KVCacheManager(self._layout, runner.storage.num_blocks)
         for request in range(num_requests):
             assert manager.allocate(str(request), num_tokens), "load_runner sized the pool"
-        tables = [manager.block_tables(str(request)) for request in range(num_requests)]
-        self._tables = [np.array([t[g] for t in tables], np.int32) for g in range(len(self._layout.groups))]
+        self._tables = [manager.block_tables(str(request)) for request in range(num_requests)]
         self._rng = np.random.default_rng(1)
         self._vocab_size = runner.model.config.vocab_size
 
     def batch(self, spans: Sequence[Span]) -> ForwardBatch:
         """The step that computes ``spans`` with random token ids."""
-        requests = np.array([s.request for s in spans])
-        lengths = np.array([s.end - s.begin for s in spans])
-        query_start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        positions = np.concatenate([np.arange(s.begin, s.end, dtype=np.int32) for s in spans])
-        request_of_token = np.repeat(requests, lengths)
-        slots = []
-        for group, table in enumerate(self._tables):
-            size = self._layout.tokens_per_block(group)
-            slots.append(table[request_of_token, positions // size].astype(np.int64) * size + positions % size)
-        return ForwardBatch(
-            token_ids=self._rng.integers(self._vocab_size, size=len(positions), dtype=np.int32),
-            positions=positions,
-            query_start=query_start,
-            seq_lens=np.array([s.end for s in spans], np.int32),
-            logits_rows=query_start[1:][[s.wants_logits for s in spans]] - 1,
-            block_tables=tuple(np.ascontiguousarray(table[requests]) for table in self._tables),
-            slot_mapping=tuple(slots),
-        )
+        ends = np.cumsum([s.end - s.begin for s in spans])
+        token_ids = np.split(self._rng.integers(self._vocab_size, size=ends[-1], dtype=np.int32), ends[:-1])
+        chunks = [
+            Chunk(ids.tolist(), s.begin, self._tables[s.request], "last" if s.wants_logits else "none")
+            for s, ids in zip(spans, token_ids, strict=True)
+        ]
+        return build_batch(chunks, self._layout.block_sizes)

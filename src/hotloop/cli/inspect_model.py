@@ -72,7 +72,7 @@ def _model_facts(gguf: GGUFFile, max_model_len: int | None) -> dict[str, Any]:
     config = EngineConfig(max_model_len=max_model_len)
     layout = KVLayout(kv_groups(model.config), config.block_size, config.kv_dtype)
     context = min(config.max_model_len or model.config.context_length, model.config.context_length)
-    weights = sum(gguf.tensors[name].nbytes for name in model.tensor_shapes if name in gguf.tensors)
+    weights = model.weight_bytes(gguf)
     step_bytes = weight_bytes_per_step(model, gguf)
     ceiling = cached_read_bandwidth(config.num_threads)
     kv_pool = layout.blocks_for(context) * layout.block_bytes

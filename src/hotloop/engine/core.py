@@ -13,7 +13,7 @@ from hotloop.engine.arithmetic import own_arithmetic
 from hotloop.engine.model_runner import ModelRunner
 from hotloop.errors import CapacityError, HotloopError, InvalidRequestError
 from hotloop.kv_cache.manager import KVCacheManager
-from hotloop.ops.batch import ForwardBatch
+from hotloop.ops.batch import Chunk, ForwardBatch, build_batch
 from hotloop.request import FinishReason, Request, RequestId, TokenDelta, TokenLogprobs
 from hotloop.sampling.sampler import RowParams, sample, token_logprobs
 
@@ -122,22 +122,9 @@ class EngineCore:
         return deltas
 
     def _batch(self, request: Request, begin: int, end: int, draws: bool) -> ForwardBatch:
-        layout = self.kv_cache.layout
-        positions = np.arange(begin, end, dtype=np.int32)
-        tables = [np.array(t, np.int32) for t in self.kv_cache.block_tables(request.request_id)]
-        slots = []
-        for group, table in enumerate(tables):
-            size = layout.tokens_per_block(group)
-            slots.append(table[positions // size].astype(np.int64) * size + positions % size)
-        return ForwardBatch(
-            token_ids=np.array(request.token_ids(begin, end), np.int32),
-            positions=positions,
-            query_start=np.array([0, end - begin], np.int32),
-            seq_lens=np.array([end], np.int32),
-            logits_rows=np.array([end - begin - 1] if draws else [], np.int32),
-            block_tables=tuple(t[None, :] for t in tables),
-            slot_mapping=tuple(slots),
-        )
+        tables = self.kv_cache.block_tables(request.request_id)
+        chunk = Chunk(request.token_ids(begin, end), begin, tables, "last" if draws else "none")
+        return build_batch([chunk], self.kv_cache.layout.block_sizes)
 
     def _draw(self, request: Request, logits: np.ndarray) -> TokenDelta:
         params = request.params

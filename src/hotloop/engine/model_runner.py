@@ -49,7 +49,7 @@ class ModelRunner:
             )  # fmt: skip
         self.max_tokens = min(config.max_num_batched_tokens, self.max_model_len)
         self.isa: str = choose_kernel_set(config.isa)
-        weight_bytes = sum(gguf.tensors[name].nbytes for name in self.model.tensor_shapes if name in gguf.tensors)
+        weight_bytes = self.model.weight_bytes(gguf)
         if weight_bytes > available_memory_bytes():
             raise CapacityError(
                 f"{gguf.path}: the weights take {weight_bytes} bytes and {available_memory_bytes()} are free; "

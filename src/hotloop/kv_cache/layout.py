@@ -44,6 +44,11 @@ class KVLayout:
     def tokens_per_block(self, group: int) -> int:
         return self.block_bytes // self.token_bytes(group)
 
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """tokens_per_block of every group."""
+        return tuple(self.tokens_per_block(group) for group in range(len(self.groups)))
+
     def layer_offsets(self, layer: int) -> tuple[int, int]:
         """Byte offsets of the layer's K and V inside a block."""
         group = self.group_of(layer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -214,6 +214,25 @@ def finish(ops: Ops, x: Value, weights: Weights, config: ModelConfig, output: Ou
     return ops.softcap(logits, config.final_softcap) if config.final_softcap else logits
 
 
+class Block(Protocol):
+    """One layer: [T, hidden] to [T, hidden]."""
+
+    def __call__(
+        self, ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan
+    ) -> Value: ...
+
+
+def dense_forward(
+    block: Block, ops: Ops, weights: Weights, config: ModelConfig, layers: range | None, output: Output
+) -> Value:
+    """A whole model of such blocks. layers: range(0, n) leaves early. Returns as `finish`."""
+    plans = plan_layers(ops, config, layers)
+    x = embed(ops, weights, config)
+    for layer, plan in enumerate(plans):
+        x = block(ops, x, weights, config, layer, plan)
+    return finish(ops, x, weights, config, output)
+
+
 def pre_norm_forward(
     ops: Ops,
     weights: Weights,
@@ -221,9 +240,5 @@ def pre_norm_forward(
     layers: range | None = None,
     output: Output = "logits",
 ) -> Value:
-    """A whole model of pre-norm blocks. layers: range(0, n) leaves early. Returns as `finish`."""
-    plans = plan_layers(ops, config, layers)
-    x = embed(ops, weights, config)
-    for layer, plan in enumerate(plans):
-        x = pre_norm_block(ops, x, weights, config, layer, plan)
-    return finish(ops, x, weights, config, output)
+    """A whole model of pre-norm blocks, as `dense_forward`."""
+    return dense_forward(pre_norm_block, ops, weights, config, layers, output)

@@ -16,9 +16,7 @@ from hotloop.models.dense import (
     LayerPlan,
     Output,
     as_float32,
-    embed,
-    finish,
-    plan_layers,
+    dense_forward,
     qkv_weights,
     read_dense_config,
 )
@@ -82,12 +80,8 @@ def forward(
     layers: range | None = None,
     output: Output = "logits",
 ) -> Value:
-    """The whole model. layers: range(0, n) leaves early. Returns as `finish`."""
-    plans = plan_layers(ops, config, layers)
-    x = embed(ops, weights, config)
-    for layer, plan in enumerate(plans):
-        x = _block(ops, x, weights, config, layer, plan)
-    return finish(ops, x, weights, config, output)
+    """The whole model, as `dense_forward`."""
+    return dense_forward(_block, ops, weights, config, layers, output)
 
 
 def _block(ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan) -> Value:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +13,9 @@ from hotloop.config import ActivationDtype
 from hotloop.models.config import kv_groups
 from hotloop.models.dense import Output
 from hotloop.models.registry import load_model_spec
-from hotloop.ops.batch import ForwardBatch
+from hotloop.ops.batch import Chunk, build_batch
 from hotloop.ops.reference import ReferenceKV, ReferenceOps, ReferenceWeights
 from hotloop.weights.gguf import GGUFFile
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive tokens of one request, for one step.
-
-    start: absolute position of the first token. block_tables: per KV group, the request's block ids.
-    all_logits: of every token, else of the last one only.
-    """
-
-    token_ids: Sequence[int]
-    start: int
-    block_tables: Sequence[Sequence[int]]
-    all_logits: bool = True
-
-
-def build_batch(chunks: Sequence[Chunk], block_size: int | Sequence[int]) -> ForwardBatch:
-    """The ForwardBatch of one step over `chunks`, one per request. block_size: tokens, may differ per KV group."""
-    lengths = [len(chunk.token_ids) for chunk in chunks]
-    query_start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    positions = [np.arange(c.start, c.start + n, dtype=np.int32) for c, n in zip(chunks, lengths, strict=True)]
-    rows = [
-        np.arange(begin if chunk.all_logits else end - 1, end, dtype=np.int32)
-        for chunk, begin, end in zip(chunks, query_start[:-1], query_start[1:], strict=True)
-    ]
-    tables, slot_mapping = [], []
-    for group in range(len(chunks[0].block_tables)):
-        width = max(len(chunk.block_tables[group]) for chunk in chunks)
-        table = np.zeros((len(chunks), width), np.int32)
-        size = block_size if isinstance(block_size, int) else block_size[group]
-        slots = []
-        for row, chunk, where in zip(table, chunks, positions, strict=True):
-            row[: len(chunk.block_tables[group])] = chunk.block_tables[group]
-            slots.append(row[where // size].astype(np.int64) * size + where % size)
-        tables.append(table)
-        slot_mapping.append(np.concatenate(slots))
-    return ForwardBatch(
-        token_ids=np.concatenate([np.asarray(chunk.token_ids, np.int32) for chunk in chunks]),
-        positions=np.concatenate(positions),
-        query_start=query_start,
-        seq_lens=np.array([c.start + n for c, n in zip(chunks, lengths, strict=True)], np.int32),
-        logits_rows=np.concatenate(rows),
-        block_tables=tuple(tables),
-        slot_mapping=tuple(slot_mapping),
-    )
 
 
 def reference_logits(

@@ -51,6 +51,10 @@ class Model:
     tensor_shapes: TensorShapes
     forward: Forward
 
+    def weight_bytes(self, gguf: GGUFFile) -> int:
+        """Bytes of the file's tensors that the model uses."""
+        return sum(gguf.tensors[name].nbytes for name in self.tensor_shapes if name in gguf.tensors)
+
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     module.__name__.rpartition(".")[2]: Architecture(

@@ -17,8 +17,9 @@ from hotloop.engine.model_runner import ModelRunner
 from hotloop.errors import ModelFileError
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.models.config import kv_groups
-from hotloop.models.reference import Chunk, build_batch, reference_logits
+from hotloop.models.reference import reference_logits
 from hotloop.models.registry import load_model_spec
+from hotloop.ops.batch import Chunk, build_batch
 from hotloop.ops.native import NativeWeights
 from hotloop.ops.reference import ReferenceKV, ReferenceOps, ReferenceWeights
 from hotloop.quant.formats import WEIGHT_FORMATS

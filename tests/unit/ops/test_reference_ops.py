@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hotloop.kv_cache.layout import KVGroup
-from hotloop.models.reference import Chunk, build_batch, reference_logits
+from hotloop.models.reference import reference_logits
+from hotloop.ops.batch import Chunk, build_batch
 from hotloop.ops.protocol import QKV, Rope
 from hotloop.ops.reference import ReferenceKV, ReferenceMatrix, ReferenceOps
 from hotloop.quant.activations import quantize_activations
@@ -205,9 +206,9 @@ def test_requests_of_one_batch_do_not_see_each_other(architecture: str, tmp_path
     # Two steps: uneven chunks; the first request decodes its last token while the second is prefilled.
     first = [Chunk(prompts[0][:18], 0, tables[0]), Chunk(prompts[1][:5], 0, tables[1])]
     second = [
-        Chunk(prompts[1][5:], 5, tables[1], all_logits=False),
+        Chunk(prompts[1][5:], 5, tables[1], logits="last"),
         Chunk(prompts[0][18:], 18, tables[0]),
-        Chunk(prompts[2], 0, tables[2], all_logits=False),
+        Chunk(prompts[2], 0, tables[2], logits="last"),
     ]
     for step in (first, second):
         ops = ReferenceOps(build_batch(step, 16), kv)
