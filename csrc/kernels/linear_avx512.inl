@@ -59,22 +59,6 @@ struct Rows {
   }
 };
 
-// With four tokens or more the arithmetic hides too little of the memory's latency: the processor has fewer loads in flight
-// than with one, where software prefetch only harms. So the groups of a tile's first pass are fetched this far ahead.
-constexpr int64_t kPrefetchGroups = 16;
-constexpr int kPrefetchTokens = 4;
-
-template <int R>
-inline void prefetch_group(const Pair (&block)[R], int64_t offset, int64_t bytes) {
-  HOTLOOP_UNROLL
-  for (int r = 0; r < R; ++r) {
-    for (int64_t i = 0; i < bytes; i += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(block[r].low + offset + i), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(block[r].high + offset + i), _MM_HINT_T0);
-    }
-  }
-}
-
 template <class Format, int R, int N>
 void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& range, const Rows<R>& rows, int64_t token) {
   Pair block[R];
@@ -88,7 +72,12 @@ void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& rang
   const int64_t group_bytes = row_block_bytes(w.format, w.cols) / groups;
   const bool first_pass = token == range.token_begin;
   for (int64_t g = 0; g < groups; ++g) {
-    if (N >= kPrefetchTokens && first_pass) prefetch_group<R>(block, (g + kPrefetchGroups) * group_bytes, group_bytes);
+    if (N >= kPrefetchTokens && first_pass) {
+      for (int r = 0; r < R; ++r) {
+        prefetch(block[r].low + (g + kPrefetchGroups) * group_bytes, group_bytes);
+        prefetch(block[r].high + (g + kPrefetchGroups) * group_bytes, group_bytes);
+      }
+    }
     HOTLOOP_UNROLL
     for (int r = 0; r < R; ++r) {
       __m512i code[8];
