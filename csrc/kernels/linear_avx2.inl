@@ -105,8 +105,8 @@ inline void prefetch(const uint8_t* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), _MM_HINT_T0);
 }
 
-// Row blocks first, first + step, ... (R of them) x tokens token .. token + N - 1.
-template <class Format, int R, int N>
+// Row blocks first, first + step, ... (R of them) x tokens token .. token + N - 1. FirstPass: nobody read them just before.
+template <class Format, int R, int N, bool FirstPass = false>
 void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& range, int64_t first, int64_t step,
                int64_t token) {
   const uint8_t* block[R];
@@ -118,9 +118,8 @@ void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& rang
   }
   const int64_t groups = w.cols / kGroupSize;
   const int64_t group_bytes = row_block_bytes(w.format, w.cols) / groups;
-  const bool first_pass = token == range.token_begin;
   for (int64_t g = 0; g < groups; ++g) {
-    if (N >= kPrefetchTokens && first_pass) {
+    if constexpr (FirstPass && N >= kPrefetchTokens) {
       for (int r = 0; r < R; ++r) prefetch(block[r] + (g + kPrefetchGroups) * group_bytes, group_bytes);
     }
     __m256i sum[R][N];
@@ -144,8 +143,17 @@ template <class Format, int R>
 void int8_rows(const Matrix& w, const QuantizedActivations& a, const Range& range, int64_t first, int64_t step) {
   int64_t t = range.token_begin;
   if constexpr (R == 1) {
-    for (; t + 8 <= range.token_end; t += 8) int8_tile<Format, R, 8>(w, a, range, first, step, t);
-    for (; t + 4 <= range.token_end; t += 4) int8_tile<Format, R, 4>(w, a, range, first, step, t);
+    if (t + 8 <= range.token_end) {
+      int8_tile<Format, R, 8, true>(w, a, range, first, step, t);
+      for (t += 8; t + 8 <= range.token_end; t += 8) int8_tile<Format, R, 8>(w, a, range, first, step, t);
+    } else if (t + 4 <= range.token_end) {
+      int8_tile<Format, R, 4, true>(w, a, range, first, step, t);
+      t += 4;
+    }
+    if (t + 4 <= range.token_end) {
+      int8_tile<Format, R, 4>(w, a, range, first, step, t);
+      t += 4;
+    }
   }
   for (; t + 2 <= range.token_end; t += 2) int8_tile<Format, R, 2>(w, a, range, first, step, t);
   if (t < range.token_end) int8_tile<Format, R, 1>(w, a, range, first, step, t);

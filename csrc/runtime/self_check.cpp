@@ -12,7 +12,8 @@ namespace hotloop {
 namespace {
 
 constexpr int kCompared = 15, kYardsticks = 2;  // peak_int8 and peak_f32 compute nothing
-static_assert(sizeof(KernelTable) == (1 + kCompared + kYardsticks) * sizeof(void*), "a kernel came or went: change SelfCheck and broken_copy too");
+static_assert(sizeof(KernelTable) == (1 + kCompared + kYardsticks) * sizeof(void*),
+              "a kernel came or went: change SelfCheck and broken_copy too");
 
 struct NamedFormat {
   WeightFormat format;
