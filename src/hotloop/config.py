@@ -10,13 +10,16 @@ from hotloop.errors import InvalidRequestError
 from hotloop.machine import default_num_threads
 
 KVDtype = Literal["f32", "f16"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 ActivationDtype = Literal["int8", "f32"]  # how linear ops with quantized weights see their input
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """max_model_len: tokens of prompt + output, None for the model's context. max_num_batched_tokens: tokens of one step.
-    block_size: tokens of a KV block. kv_cache_memory_bytes: None sizes the pool from max_model_len and free memory.
+    """max_model_len: tokens of prompt + output, None for the model's context. max_num_seqs: requests that run together.
+    max_num_batched_tokens: tokens of one step. block_size: tokens of a KV block. kv_cache_memory_bytes: of the KV pool;
+    None is room for max_num_seqs requests of max_model_len, at most half of the free memory. enable_prefix_caching:
+    prompts that begin alike share blocks. scheduling_policy: who runs first, by arrival or by (priority, arrival).
     threads: None for the physical cores this process may use. isa: kernel set, "" for the best (or $HOTLOOP_ISA).
     activations: "f32" is a test mode that skips activation quantization.
 
@@ -24,10 +27,13 @@ class EngineConfig:
     """
 
     max_model_len: int | None = None
+    max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
     block_size: int = 16
     kv_dtype: KVDtype = "f16"
     kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    scheduling_policy: SchedulingPolicy = "fcfs"
     threads: int | None = None
     isa: str = field(default_factory=lambda: os.environ.get("HOTLOOP_ISA", ""))
     activations: ActivationDtype = "int8"
@@ -35,6 +41,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, low, high in (
             ("max_model_len", 1, 2**24),
+            ("max_num_seqs", 1, 2**12),
             ("max_num_batched_tokens", 1, 2**16),
             ("block_size", 1, 1024),
             ("kv_cache_memory_bytes", 1, 2**63),
@@ -43,7 +50,13 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and low <= value <= high):
                 raise InvalidRequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
-        for name, allowed in (("kv_dtype", get_args(KVDtype)), ("activations", get_args(ActivationDtype))):
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise InvalidRequestError(f"enable_prefix_caching is {self.enable_prefix_caching!r}; it must be true or false")
+        for name, allowed in (
+            ("kv_dtype", get_args(KVDtype)),
+            ("scheduling_policy", get_args(SchedulingPolicy)),
+            ("activations", get_args(ActivationDtype)),
+        ):
             if getattr(self, name) not in allowed:
                 raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
 

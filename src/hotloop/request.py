@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NewType
+from typing import Literal, NamedTuple, NewType
 
 from hotloop.sampling_params import SamplingParams
 
@@ -11,19 +11,30 @@ RequestId = NewType("RequestId", str)
 FinishReason = Literal["stop", "length", "abort"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """The engine's state of one request. params are resolved: no None but max_tokens and logprobs."""
+    """The engine's state of one request, that is of one choice. params are resolved: no None but max_tokens and logprobs.
+
+    A resumed request arrives with output_token_ids: they are prefilled like a prompt and stay output. Choices 1.. of a
+    request name choice 0's as parent_id and share the blocks of its prompt.
+    """
 
     request_id: RequestId
     prompt_token_ids: list[int]
     params: SamplingParams
     seed: int
-    max_tokens: int  # clamped to the room left in the context
+    max_tokens: int  # of output, what it arrived with included; clamped to the room left in the context
     stop_token_ids: frozenset[int]
     arrival_s: float = 0.0  # time.perf_counter
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0  # tokens whose K/V is stored
+    choice: int = 0  # index among the n of its prompt; part of the sampler's noise
+    priority: int = 0  # lower runs first, under the policy "priority"
+    deadline_s: float | None = None  # time.perf_counter; unfinished then, it ends with an error
+    cache_salt: str = ""  # prompts share blocks only under the same salt
+    parent_id: RequestId | None = None
+    num_prefix_hit_tokens: int = 0  # of the first admission: usage's cached_tokens
+    num_preemptions: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -48,15 +59,38 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """What one step adds to a request: ids out of the core, before any text."""
+class Timeline(NamedTuple):
+    """Where a request's time went, from its arrival to the step that emitted its latest token: seconds that add up.
+
+    Moments are of time.perf_counter, which all processes of a machine share. telemetry/schema.toml defines the parts.
+    """
+
+    arrival_s: float
+    first_token_s: float
+    last_token_s: float
+    queued_s: float
+    own_prefill_s: float
+    own_decode_s: float
+    others_prefill_s: float
+    preempted_s: float
+    engine_overhead_s: float
+    decode_kv_bytes: int  # KV bytes that its decode steps read
+    num_prefix_hit_tokens: int
+    num_preemptions: int
+
+
+class TokenDelta(NamedTuple):
+    """What one step adds to a request: ids out of the core, before any text. A tuple, since every token makes one.
+
+    timeline: None only beside an error of a request that never ran.
+    """
 
     request_id: RequestId
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason | None
     error: str | None = None
+    timeline: Timeline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +116,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's answer so far. ``timings`` follows telemetry/schema; ``seed`` replays the answer."""
+    """A request's answer so far. ``timings`` follows telemetry/schema, those of choice 0; ``seed`` replays the answer.
+
+    num_cached_tokens: of the prompt, those that the prefix cache had.
+    """
 
     request_id: RequestId
     prompt: str | None
@@ -91,3 +128,4 @@ class RequestOutput:
     finished: bool
     seed: int
     timings: dict[str, float | int] | None = None
+    num_cached_tokens: int = 0
