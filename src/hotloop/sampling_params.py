@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,6 +12,10 @@ from hotloop.errors import InvalidRequestError
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_LOGIT_BIAS = 100.0
+
+_DECIMAL = re.compile(r"-?[0-9]{1,10}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,12 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     temperature: 0 is greedy. top_k: 0 or -1 is off. top_p: (0, 1]. min_p: [0, 1], relative to the top probability.
-    These four are None where the request leaves them open: the model's recommendation applies, else 1.0 / off.
+    repetition_penalty: above 0, 1 is off; logits of tokens in the prompt or the output are divided by it (multiplied
+    where they are negative). These five are None where the request leaves them open: the model's recommendation
+    applies, else 1.0 / off.
+    presence_penalty, frequency_penalty: [-2, 2], subtracted from the logits of tokens in the output, once and once per
+    occurrence. logit_bias: token id -> [-100, 100], added to the logit; an id may be written as a decimal string, as
+    JSON has to. n: how many answers, at most 128; each has its own noise, the first is the answer of n = 1.
     seed: 64 bits; None draws a fresh one, which the output reports. max_tokens: None is all the room there is.
     min_tokens: no stop before so many tokens. stop: strings that end the text. logprobs: raw logprobs of the drawn token
     and this many top ones per position.
@@ -30,6 +40,11 @@ class SamplingParams:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    n: int = 1
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -41,13 +56,19 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p"):
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name))
         for name in ("top_k", "seed", "max_tokens", "logprobs"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name))
-        _check_int("min_tokens", self.min_tokens)
+        for name in ("min_tokens", "n"):
+            _check_int(name, getattr(self, name))
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check_number(name, getattr(self, name))
+            _check(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "in [-2, 2]")
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             _check(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
         for name in ("stop", "stop_token_ids"):
@@ -57,6 +78,9 @@ class SamplingParams:
         _check(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _check(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         _check(self.top_k is None or self.top_k >= -1, "top_k", self.top_k, "0 or -1 (off) or a positive count")
+        penalty = self.repetition_penalty
+        _check(penalty is None or penalty > 0, "repetition_penalty", penalty, "above 0; 1 is off")
+        _check(1 <= self.n <= MAX_CHOICES, "n", self.n, f"1 to {MAX_CHOICES}")
         _check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", self.seed, "a 64-bit integer")
         _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
@@ -88,7 +112,9 @@ class SamplingParams:
 
     def with_defaults(self, recommended: Mapping[str, Any]) -> SamplingParams:
         """What applies: the request's value, else the model's recommendation, else 1.0 / off."""
-        built_in: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        built_in: dict[str, Any] = {
+            "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+        }  # fmt: skip
         names = {f.name for f in fields(self)} & (built_in.keys() | recommended.keys())
         values = {name: recommended.get(name, built_in.get(name)) for name in names if getattr(self, name) is None}
         return replace(self, **values)
@@ -97,6 +123,24 @@ class SamplingParams:
         """Raises InvalidRequestError if a token id lies outside the vocabulary."""
         for token_id in self.stop_token_ids or ():
             _check(0 <= token_id < vocab_size, "stop_token_ids", token_id, f"token ids from 0 to {vocab_size - 1}")
+        for token_id in self.logit_bias or ():
+            allowed = f"in the vocabulary, 0 to {vocab_size - 1}"
+            _check(0 <= token_id < vocab_size, "a token id of logit_bias", token_id, allowed)
+
+
+def _checked_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
+    """A copy with integer keys."""
+    _check(isinstance(bias, Mapping), "logit_bias", bias, "a mapping of token ids to numbers")
+    checked = {}
+    for key, value in bias.items():
+        token_id = int(key) if isinstance(key, str) and _DECIMAL.fullmatch(key) else key
+        _check_int("a token id of logit_bias", token_id)
+        _check(token_id not in checked, "a token id of logit_bias", key, "given only once")
+        _check_number(f"logit_bias of token {token_id}", value)
+        allowed = f"in [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]"
+        _check(abs(value) <= MAX_LOGIT_BIAS, f"logit_bias of token {token_id}", value, allowed)
+        checked[token_id] = float(value)
+    return checked
 
 
 def _check(holds: bool, name: str, value: object, allowed: str) -> None:

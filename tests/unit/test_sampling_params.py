@@ -16,6 +16,11 @@ BAD = [
     ("stop", ["x"] * 17), ("stop_token_ids", ["a"]), ("logprobs", -1), ("logprobs", 21),
     ("stop", 5), ("stop", "a\ud800"), ("stop_token_ids", 5), ("temperature", 10**400), ("ignore_eos", "no"),
     ("skip_special_tokens", 1), ("include_stop_str_in_output", None),
+    ("repetition_penalty", 0), ("repetition_penalty", -1), ("repetition_penalty", math.nan), ("repetition_penalty", "1"),
+    ("presence_penalty", 2.1), ("presence_penalty", -2.1), ("presence_penalty", math.nan), ("presence_penalty", None),
+    ("frequency_penalty", 2.1), ("frequency_penalty", math.inf), ("n", 0), ("n", 129), ("n", 1.0), ("n", None),
+    ("logit_bias", [5]), ("logit_bias", {"abc": 5}), ("logit_bias", {1.5: 5}), ("logit_bias", {5: 100.5}),
+    ("logit_bias", {5: math.nan}), ("logit_bias", {5: "1"}), ("logit_bias", {5: 1, "5": 1}), ("logit_bias", {True: 1}),
 ]  # fmt: skip
 
 
@@ -30,7 +35,8 @@ def test_bad_values_name_the_field(name: str, value: object) -> None:
     [
         {"temperature": 0, "top_p": 0.3, "top_k": 1, "min_p": 0.5}, {"top_k": -1}, {"top_k": 0}, {"top_k": 10**7},
         {"top_p": 1e-9}, {"temperature": 1e-30}, {"stop": None}, {"stop": []}, {"seed": 2**64 - 1}, {"seed": -1},
-        {"max_tokens": None, "min_tokens": 5},
+        {"max_tokens": None, "min_tokens": 5}, {"repetition_penalty": 1e-5}, {"presence_penalty": -2, "n": 128},
+        {"logit_bias": {}}, {"logit_bias": {0: -100, 3: 100}},
     ],
 )  # fmt: skip
 def test_legal_values(params: dict[str, object]) -> None:
@@ -46,6 +52,9 @@ def test_min_tokens_above_max_tokens() -> None:
 def test_request_wins_over_recommendation_wins_over_built_in() -> None:
     recommended = {"temperature": 0.2, "top_k": 20, "repetition_penalty": 1.1}
     params = SamplingParams(temperature=0.9).with_defaults(recommended)
+    assert params.repetition_penalty == 1.1
+    assert SamplingParams(repetition_penalty=1).with_defaults(recommended).repetition_penalty == 1
+    assert SamplingParams().with_defaults({}).repetition_penalty == 1
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.9, 20, 1.0, 0.0)
     plain = SamplingParams().with_defaults({})
     assert (plain.temperature, plain.top_k, plain.top_p, plain.min_p) == (1.0, 0, 1.0, 0.0)
@@ -57,3 +66,19 @@ def test_token_ids_outside_the_vocabulary() -> None:
     for bad in (100, -1, 10**6):
         with pytest.raises(InvalidRequestError, match=str(bad)):
             SamplingParams(stop_token_ids=[bad]).check_vocabulary(100)
+
+
+def test_logit_bias_outside_the_vocabulary_and_with_the_keys_of_json() -> None:  # known fault B03
+    params = SamplingParams(logit_bias={"7": 5, 8: -1})  # type: ignore[dict-item]
+    assert params.logit_bias == {7: 5.0, 8: -1.0}
+    params.check_vocabulary(9)
+    for bad in ("999999", "-1", -1, 100):
+        with pytest.raises(InvalidRequestError, match=f"logit_bias is {bad};"):
+            SamplingParams(logit_bias={bad: 5}).check_vocabulary(100)  # type: ignore[dict-item]
+
+
+def test_a_later_change_of_the_callers_logit_bias_changes_nothing() -> None:
+    bias = {1: 2.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[10**9] = 3.0
+    assert params.logit_bias == {1: 2.0}

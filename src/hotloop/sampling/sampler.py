@@ -1,9 +1,9 @@
 """The sampler: one row of logits to one token id (design: docs/sampling.md). A pure function of its arguments.
 
-Order: logits -> stop ids barred before min_tokens -> greedy if temperature is 0 -> temperature -> min_p -> top_k -> top_p
--> draw. The draw is argmax(logit / temperature + g) over what is left, g counter-based Gumbel noise; ties go to the
-lowest id. Probabilities are compared and summed as integers (units of 2^-40 of the top probability), so no sum depends
-on its order.
+Order: logits -> stop ids barred before min_tokens -> logit_bias -> penalties -> greedy if temperature is 0 -> temperature
+-> min_p -> top_k -> top_p -> draw. The draw is argmax(logit / temperature + g) over what is left, g counter-based Gumbel
+noise; ties go to the lowest id. Probabilities are compared and summed as integers (units of 2^-40 of the top
+probability), so no sum depends on its order.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hotloop import _native
 from hotloop.errors import HotloopError
 from hotloop.request import TokenLogprobs
+from hotloop.sampling.edits import Edits
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -34,6 +35,70 @@ class RowParams:
     top_p: float
     min_p: float
     seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrawParams:
+    """What drawing needs to know of a request, the same for all its tokens.
+
+    Off: 0 (top_k, min_p, presence and frequency penalty), 1 (top_p, repetition penalty). seed: in [0, 2^64).
+    num_logprobs: how many top logprobs; -1 is none at all, not even the drawn token's.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int
+    choice: int
+    num_logprobs: int
+
+
+def draw_row(isa: str, logits: Floats, params: DrawParams, edits: Edits | None, position: int) -> int:
+    """Draw the token at ``position`` (absolute) from logits float32 [vocab_size].
+
+    Raises: HotloopError if a logit is NaN or +inf, all are -inf, or the edits leave nothing to draw.
+    """
+    top = int(np.argmax(logits))  # the first NaN, if there is one
+    if not np.isfinite(logits[top]):
+        raise HotloopError(
+            f"the model's logits at position {position} have no finite maximum (token {top}: {logits[top]})"
+        )
+    if edits is not None:
+        logits = edited(logits, params, edits)
+        top = int(np.argmax(logits))
+        if logits[top] == -np.inf:
+            raise HotloopError(
+                f"nothing is left to draw at position {position}: before min_tokens no stop token is drawn, and the "
+                f"{len(edits.barred)} stop tokens are all there is; lower min_tokens"
+            )
+    if params.temperature == 0:
+        return top
+    scaled = scale_logits(logits, params.temperature)
+    ids, weights = keep_min_p(scaled, fixed_point_probs(isa, scaled), params.min_p)
+    ids, weights = keep_top_k(scaled, ids, weights, params.top_k)
+    ids = keep_top_p(scaled, ids, weights, params.top_p)
+    return draw(isa, scaled, ids, params.seed, position, params.choice)
+
+
+def edited(logits: Floats, params: DrawParams, edits: Edits) -> Floats:
+    """A copy of logits float32 [vocab_size] with bans, biases and penalties; never NaN or +inf where logits is neither."""
+    logits = logits.copy()
+    logits[edits.barred] = -np.inf
+    logits[edits.bias_ids] += edits.bias
+    seen = logits[edits.seen_ids]
+    limits = np.finfo(np.float32)
+    penalty = np.float32(min(max(params.repetition_penalty, float(limits.tiny)), float(limits.max)))
+    with np.errstate(over="ignore"):
+        seen = np.where(seen > 0, seen / penalty, seen * penalty)
+    present = edits.counts > 0
+    subtracted = edits.counts * params.frequency_penalty + params.presence_penalty  # float64, rounded once
+    seen[present] -= subtracted[present].astype(np.float32)
+    logits[edits.seen_ids] = seen
+    return np.minimum(logits, limits.max)
 
 
 def sample(

@@ -1,0 +1,172 @@
+"""SamplerState and draw: penalties, biases and bans by hand, tentative tokens, rows that know nothing of each other."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotloop import _native
+from hotloop.errors import HotloopError
+from hotloop.sampling.draw import Draw, Row, draw
+from hotloop.sampling.sampler import edited
+from hotloop.sampling.state import SamplerState
+from hotloop.sampling_params import SamplingParams
+
+ISA = _native.usable_isas()[0]
+VOCAB = 50
+
+
+def state(
+    prompt: tuple[int, ...] = (1, 2, 3),
+    output: tuple[int, ...] = (),
+    *,
+    stop: tuple[int, ...] = (),
+    seed: int = 7,
+    choice: int = 0,
+    **params: Any,
+) -> SamplerState:
+    return SamplerState(
+        SamplingParams(**params), seed=seed, choice=choice, prompt_token_ids=list(prompt), output_token_ids=output,
+        stop_token_ids=stop, vocab_size=VOCAB,
+    )  # fmt: skip
+
+
+def logits_after(of: SamplerState, logits: np.ndarray) -> np.ndarray:
+    return logits.copy() if of.edits is None else edited(logits, of.draw_params, of.edits)
+
+
+def random_logits(seed: int, rows: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 3, (rows, VOCAB)).astype(np.float32)
+
+
+def tokens(results: list[Draw | HotloopError]) -> list[int]:
+    assert all(isinstance(r, Draw) for r in results), results
+    return [r.token_id for r in results if isinstance(r, Draw)]
+
+
+def test_presence_and_frequency_see_the_output_only() -> None:  # known faults B11, B13
+    logits = random_logits(0)[0]
+    fresh = state((4, 4, 4), presence_penalty=2, frequency_penalty=2)
+    assert (logits_after(fresh, logits) == logits).all()
+    after = logits_after(state((4, 4, 4), (5, 5, 5), frequency_penalty=0.5, presence_penalty=0.1), logits)
+    assert after[5] == logits[5] - np.float32(1.6)
+    assert (np.delete(after, 5) == np.delete(logits, 5)).all()
+
+
+def test_repetition_sees_prompt_and_output_from_the_first_token_on() -> None:  # known fault B11
+    logits = random_logits(1)[0]
+    logits[4], logits[6] = 3.0, -3.0
+    after = logits_after(state((4, 6, 4), (9,), repetition_penalty=1.5), logits)
+    assert (after[4], after[6]) == (2.0, -4.5)  # once, however often an id occurs
+    assert after[9] != logits[9]
+    assert (np.delete(after, [4, 6, 9]) == np.delete(logits, [4, 6, 9])).all()
+
+
+def test_order_of_bans_bias_and_penalties() -> None:
+    logits = np.full(VOCAB, 1.0, np.float32)
+    params = state(
+        (8,), (8, 8), stop=(3,), min_tokens=3, logit_bias={8: 2, 3: 100}, repetition_penalty=2, presence_penalty=0.25,
+        frequency_penalty=0.125,
+    )  # fmt: skip
+    after = logits_after(params, logits)
+    assert after[8] == (1 + 2) / 2 - 2 * 0.125 - 0.25
+    assert after[3] == -np.inf  # no bias lifts a ban
+    params.push(0)
+    assert logits_after(params, logits)[3] == 101  # min_tokens is over
+
+
+def test_extreme_penalties_stay_finite() -> None:
+    logits = np.array([[5.0, -np.inf, -5.0, 0.0]], np.float32)
+    rows = [
+        Row(state((0, 1, 2, 3), repetition_penalty=r, temperature=0), 4) for r in (1e-46, 1e-30, 1e30, 1e300)
+    ]
+    assert tokens(draw(ISA, logits, rows, logits_rows=[0] * 4)) == [0, 0, 0, 0]
+
+
+def test_state_is_a_fold_over_the_output() -> None:
+    params = {"repetition_penalty": 1.2, "frequency_penalty": 0.5, "min_tokens": 4}
+    pushed = state(stop=(9,), **params)
+    for token_id in (7, 2, 7):
+        pushed.push(token_id)
+    resumed = state(output=(7, 2, 7), stop=(9,), **params)
+    logits = random_logits(2)[0]
+    assert (logits_after(pushed, logits) == logits_after(resumed, logits)).all()
+    assert pushed.position == resumed.position == 6
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=90), st.lists(st.lists(st.integers(0, 9), max_size=80), max_size=4))
+def test_rollback_leaves_no_trace(output: list[int], tentative: list[list[int]]) -> None:
+    params = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "min_tokens": 40, "max_tokens": None}
+    touched, plain = state(output=tuple(output), stop=(9,), **params), state(output=tuple(output), stop=(9,), **params)
+    for tokens_ in tentative:
+        for token_id in tokens_:
+            touched.push(token_id)
+        touched.rollback(len(tokens_))
+    logits = random_logits(3)[0]
+    assert (logits_after(touched, logits) == logits_after(plain, logits)).all()
+    assert touched.position == plain.position
+
+
+def test_rows_with_drafts_draw_what_plain_steps_draw() -> None:
+    params = {"repetition_penalty": 1.3, "frequency_penalty": 1.0, "min_tokens": 4, "temperature": 0.8, "logprobs": 1}
+    logits = random_logits(4, rows=6)
+    plain = state(stop=(9,), **params)
+    expected: list[Draw | HotloopError] = []
+    for step in range(6):
+        expected += draw(ISA, logits[step : step + 1], [Row(plain, 3 + step)])
+        plain.push(tokens(expected)[-1])
+    drafts = tuple(tokens(expected)[:5])
+    verifying = state(stop=(9,), **params)
+    rows = [Row(verifying, 3 + k, drafts[:k]) for k in range(6)]
+    assert draw(ISA, logits, rows) == expected
+    assert verifying.num_output_tokens == 0
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:  # known faults B01, B122
+    states = [
+        state(temperature=0), state(top_k=5, seed=1), state((3, 3), (4,), repetition_penalty=1.5, logprobs=3),
+        state(stop=(2,), min_tokens=5, logit_bias={2: 100}, top_p=0.5), state(min_p=0.1, temperature=2, choice=3),
+    ]  # fmt: skip
+    logits = random_logits(5, rows=len(states))
+    rows = [Row(s, s.position) for s in states]
+    together = draw(ISA, logits, rows)
+    assert together == [draw(ISA, logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    order = [3, 1, 4, 0, 2]
+    assert draw(ISA, logits, [rows[i] for i in order], logits_rows=order) == [together[i] for i in order]
+
+
+def test_a_broken_row_is_only_its_own_error() -> None:  # known fault B105
+    logits = random_logits(6, rows=5)
+    logits[1, 3], logits[2, 4], logits[3] = np.nan, np.inf, -np.inf
+    results = draw(ISA, logits, [Row(state(temperature=0), 3)] * 5)
+    assert [isinstance(r, Draw) for r in results] == [True, False, False, False, True]
+    assert [str(r) for r in results[1:4]] == [
+        f"the model's logits at position 3 have no finite maximum (token {token})"
+        for token in ("3: nan", "4: inf", "0: -inf")
+    ]
+
+
+def test_nothing_left_to_draw_is_an_error() -> None:
+    [result] = draw(ISA, np.zeros((1, 2), np.float32), [Row(state(min_tokens=1, stop=(0, 1)), 3)])
+    assert isinstance(result, HotloopError)
+    assert "position 3" in str(result)
+    assert "2 stop tokens" in str(result)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs_are_raw(temperature: float) -> None:  # known fault B14
+    logits = random_logits(7)
+    edited_state = state((3,), temperature=temperature, logit_bias={5: 100}, logprobs=4, top_k=2)
+    plain_state = state((3,), temperature=temperature, logprobs=4)
+    [edited_draw, plain_draw] = draw(ISA, logits, [Row(edited_state, 1), Row(plain_state, 1)], logits_rows=[0, 0])
+    assert isinstance(edited_draw, Draw)
+    assert isinstance(plain_draw, Draw)
+    assert edited_draw.token_id == 5
+    assert edited_draw.logprobs is not None
+    assert plain_draw.logprobs is not None
+    assert edited_draw.logprobs.top == plain_draw.logprobs.top
+    exact = logits[0] - np.log(np.exp(logits[0].astype(np.float64)).sum())
+    assert edited_draw.logprobs.logprob == pytest.approx(exact[5], abs=1e-5)
