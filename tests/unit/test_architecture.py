@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,12 +24,14 @@ ALLOWED: dict[str, set[str]] = {
     "quant": PLAIN,
     "weights": PLAIN | {"quant"},
     "kv_cache": PLAIN,
+    "scheduler": PLAIN | {"kv_cache"},
     "ops": PLAIN | {"quant", "weights", "kv_cache", "_native"},
     "models": PLAIN | {"ops", "quant", "weights", "kv_cache"},
     "sampling": PLAIN | {"_native"},
     "text": PLAIN,
     "telemetry": PLAIN | {"models", "weights", "_native"},
-    "engine": PLAIN | {"kv_cache", "ops", "models", "sampling", "text", "telemetry", "weights", "_native"},
+    "engine": PLAIN
+    | {"kv_cache", "models", "ops", "sampling", "scheduler", "telemetry", "text", "weights", "_native"},
     "bench": PLAIN | {"engine", "kv_cache", "models", "ops", "quant", "telemetry", "weights", "_native"},
     "cli": PLAIN | {"bench", "engine", "kv_cache", "models", "telemetry", "text", "weights", "_native"},
     "__init__": {"engine", *PLAIN},
@@ -53,6 +57,25 @@ def test_dependencies_point_one_way(module: Path) -> None:
     assert part in ALLOWED, f"{module} belongs to no part; say in ALLOWED what it may import"
     forbidden = imports_of(SOURCE / module) - ALLOWED[part] - {part}
     assert not forbidden, f"{module} imports {sorted(forbidden)}"
+
+
+def all_imports(path: Path) -> set[str]:
+    """Every module a module imports, lazily or not."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return names | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+
+
+def test_the_scheduler_knows_no_arrays_and_no_clock() -> None:
+    """Time is an argument, and a simulation can run it anywhere; the managers of the KV cache hold ids only."""
+    modules = [m for m in MODULES if m.parts[0] == "scheduler"]
+    modules += [m for m in MODULES if m.parts[0] == "kv_cache" and m.name != "storage.py"]
+    assert len(modules) > 6
+    imported = set().union(*(all_imports(SOURCE / module) for module in modules))
+    assert not {name.split(".")[0] for name in imported} & {"numpy", "time", "datetime", "random", "os", "threading"}
+    assert "hotloop.kv_cache.storage" not in imported
+    code = "import sys, hotloop.scheduler.scheduler; assert 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_kernels_know_no_python() -> None:

@@ -1,0 +1,39 @@
+"""What a step is to do: plain data from the scheduler to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hotloop.request import Request, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """Compute ``num_tokens`` tokens of a request from position ``start``. draws: the last of them is the last that the
+    request has, so its row of logits yields a new token."""
+
+    request: Request
+    start: int
+    num_tokens: int
+    draws: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step. Blocks for all of it are allocated.
+
+    scheduled: single tokens (decodes) first. forks: parent request id -> children, none of them in ``scheduled``; each
+    draws its first token from the parent's row of logits. block_copies: (source, destination) block ids, to copy in this
+    order before the forward. preempted: lost their blocks and wait again. expired: dropped, their deadline has passed.
+    """
+
+    scheduled: tuple[ScheduledRequest, ...]
+    forks: Mapping[RequestId, tuple[Request, ...]]
+    block_copies: tuple[tuple[int, int], ...]
+    preempted: tuple[RequestId, ...]
+    expired: tuple[RequestId, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.num_tokens for s in self.scheduled)

@@ -1,0 +1,398 @@
+"""Scheduler: which tokens of which requests the next step computes. A deterministic state machine over counts."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hotloop.errors import CapacityError, InvalidRequestError
+from hotloop.kv_cache.manager import KVCacheManager
+from hotloop.request import Request, RequestId
+from hotloop.scheduler.lazy_heap import LazyHeap
+from hotloop.scheduler.limits import SchedulerLimits
+from hotloop.scheduler.output import ScheduledRequest, SchedulerOutput
+from hotloop.scheduler.policies import OrderKey, Policies
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """What the scheduler knows of a request. held: waits for ``parent`` to compute the prompt they share.
+
+    num_bypassed: later requests that started since this one was found not to fit. tried_at: the epoch of that finding.
+    """
+
+    request: Request
+    key: OrderKey
+    state: Literal["waiting", "held", "running"] = "waiting"
+    parent: _Entry | None = None
+    children: list[_Entry] = field(default_factory=list)
+    num_bypassed: int = 0
+    tried_at: int = -1
+
+
+def _key(entry: _Entry) -> OrderKey:
+    return entry.key
+
+
+class Scheduler:
+    """Requests wait, run, may be preempted, and leave. Per step: `schedule`, the forward and the draws, `update`.
+
+    There are no phases: a step lets num_computed_tokens of the running requests catch up with num_tokens, within the
+    budget of tokens and the free blocks. The first request in order can always go on, so all of them end.
+    """
+
+    def __init__(self, kv_cache: KVCacheManager, limits: SchedulerLimits, policies: Policies | None = None) -> None:
+        self.kv_cache = kv_cache
+        self.limits = limits
+        self.policies = policies or Policies()
+        self._entries: dict[RequestId, _Entry] = {}
+        self._running: list[_Entry] = []  # in order
+        self._waiting: LazyHeap[_Entry] = LazyHeap()
+        self._deadlines: LazyHeap[_Entry] = LazyHeap()
+        self._num_arrivals = 0
+        self._epoch = 0  # changes when a request that did not fit may fit now
+        self._nobody_fits = False  # since then
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._entries)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._entries) - len(self._running)
+
+    def check(self, request: Request) -> None:
+        """Whether a request can be served at all, with nothing else in the way.
+
+        Raises: InvalidRequestError if its id is in use, its prompt is empty or its tokens exceed the context;
+        CapacityError if it can never fit in the KV pool.
+        """
+        num_prompt, limit = len(request.prompt_token_ids), self.limits.max_model_len
+        if request.request_id in self._entries:
+            raise InvalidRequestError(f"a request with the id {request.request_id!r} is running; choose another id")
+        if not num_prompt:
+            raise InvalidRequestError("the prompt is empty; give at least one token")
+        if num_prompt >= limit:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt} tokens and the context length is {limit}; "
+                f"shorten the prompt or raise max_model_len"
+            )
+        if num_prompt + request.max_tokens > limit:
+            raise InvalidRequestError(
+                f"{num_prompt} prompt tokens and max_tokens {request.max_tokens} exceed the context length {limit}; "
+                f"lower max_tokens to at most {limit - num_prompt}"
+            )
+        if len(request.output_token_ids) >= request.max_tokens:
+            raise InvalidRequestError(
+                f"the request arrives with {len(request.output_token_ids)} output tokens and max_tokens is "
+                f"{request.max_tokens}; raise max_tokens"
+            )
+        needed = self.kv_cache.blocks_to_hold(num_prompt + request.max_tokens - 1)
+        if needed > self.kv_cache.num_blocks:
+            raise CapacityError(
+                f"the request needs {needed} KV blocks ({num_prompt} prompt + {request.max_tokens} new tokens) and the "
+                f"pool has {self.kv_cache.num_blocks}; lower max_tokens or raise kv_cache_memory_bytes"
+            )
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Admit requests, in order of arrival; all of them or, if one is refused, none. Raises as `check`.
+
+        A request whose parent_id names one with the same prompt that has not drawn a token yet waits for it and forks.
+        """
+        if len({request.request_id for request in requests}) < len(requests):
+            raise InvalidRequestError("two of the requests have the same id; give each its own")
+        for request in requests:
+            self.check(request)
+        for request in requests:
+            entry = _Entry(request, self.policies.order.key(request, self._num_arrivals))
+            self._num_arrivals += 1
+            self._entries[request.request_id] = entry
+            if request.deadline_s is not None:
+                self._deadlines.push(request.request_id, request.deadline_s, entry)
+            parent = self._entries.get(request.parent_id) if request.parent_id is not None else None
+            if parent is not None and self._shares_prompt(parent.request, request):
+                self._hold(entry, parent)
+            else:
+                self._wait(entry)
+
+    @staticmethod
+    def _shares_prompt(parent: Request, child: Request) -> bool:
+        return (
+            parent is not child
+            and not parent.output_token_ids
+            and not child.output_token_ids
+            and parent.cache_salt == child.cache_salt
+            and parent.prompt_token_ids == child.prompt_token_ids
+        )
+
+    def abort(self, request_id: RequestId) -> None:
+        """Drop a request in whatever state it is; an unknown id is fine."""
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            self._leave(entry)
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        """Decide the next step and allocate its blocks. now_s: on the clock of the requests' deadline_s.
+
+        With work at hand there is always something scheduled, unless all of it has just expired.
+        """
+        expired = self._expire(now_s)
+        self._admit()
+        scheduled, preempted = self._allocate(self._shares())
+        forks = self._fork(scheduled)
+        return SchedulerOutput(tuple(scheduled), forks, tuple(self.kv_cache.block_copies()), preempted, expired)
+
+    def update(
+        self,
+        output: SchedulerOutput,
+        tokens: Mapping[RequestId, Sequence[int]],
+        finished: Collection[RequestId] = frozenset(),
+    ) -> None:
+        """The step ``output`` is done: its K and V are stored and ``tokens`` are drawn.
+
+        tokens: the new token ids per request; they are appended to its output here. finished: requests that end, because
+        they are complete or have failed; one that was to draw and has no token has failed, and nothing of its step is kept.
+        """
+        for s in output.scheduled:
+            entry = self._entries.get(s.request.request_id)
+            if entry is None or entry.state != "running":
+                continue
+            self._advance(entry, s.start + s.num_tokens, s.draws, tokens, finished)
+            if s.draws and s.num_tokens > 1:
+                self._epoch += 1  # the prefix cache has learnt of a prompt
+                self._nobody_fits = False
+        for children in output.forks.values():
+            for request in children:
+                entry = self._entries.get(request.request_id)
+                if entry is not None and entry.state == "running":
+                    self._advance(entry, request.num_computed_tokens, True, tokens, finished)
+        for request_id in sorted(finished):
+            self.abort(request_id)
+
+    def _advance(
+        self,
+        entry: _Entry,
+        num_computed: int,
+        draws: bool,
+        tokens: Mapping[RequestId, Sequence[int]],
+        finished: Collection[RequestId],
+    ) -> None:
+        request = entry.request
+        drawn = tokens.get(request.request_id, ())
+        request.num_computed_tokens = num_computed
+        request.output_token_ids.extend(drawn)
+        if drawn or not draws or request.request_id not in finished:
+            self.kv_cache.computed(request.request_id, request.token_ids, num_computed)
+
+    # The queue
+
+    def _wait(self, entry: _Entry) -> None:
+        entry.state = "waiting"
+        entry.tried_at = -1
+        self._waiting.push(entry.request.request_id, entry.key, entry)
+        self._nobody_fits = False
+
+    def _hold(self, entry: _Entry, parent: _Entry) -> None:
+        entry.state = "held"
+        entry.parent = parent
+        parent.children.append(entry)
+
+    def _orphan(self, children: list[_Entry]) -> None:
+        """Their parent will not compute the prompt for them: the first of them does, the others wait for it."""
+        for child in children:
+            child.parent = None
+        if children:
+            self._wait(children[0])
+            for child in children[1:]:
+                self._hold(child, children[0])
+
+    def _release(self, entry: _Entry) -> None:
+        """Give up the blocks of a running request."""
+        self._running.remove(entry)
+        self.kv_cache.free(entry.request.request_id)
+        self._epoch += 1
+        self._nobody_fits = False
+
+    def _leave(self, entry: _Entry) -> None:
+        request_id = entry.request.request_id
+        del self._entries[request_id]
+        self._deadlines.drop(request_id)
+        if entry.state == "running":
+            self._release(entry)
+        elif entry.state == "waiting":
+            self._waiting.drop(request_id)
+            self._nobody_fits = False
+        elif entry.parent is not None:
+            entry.parent.children.remove(entry)
+        children, entry.children = entry.children, []
+        self._orphan(children)
+
+    def _expire(self, now_s: float) -> tuple[RequestId, ...]:
+        expired = []
+        while (first := self._deadlines.peek()) is not None and first[0] <= now_s:
+            expired.append(first[1].request.request_id)
+            self._leave(first[1])
+        return tuple(expired)
+
+    # A step
+
+    def _admit(self) -> None:
+        """Let waiting requests start while there are slots, tokens for them in this step, and blocks for all that they
+        have to compute."""
+        slots = self.limits.max_running - len(self._running)
+        if slots <= 0 or self._nobody_fits or not self._waiting:
+            return
+        budget, floor = self._budget_left()
+        free = self._unclaimed_blocks()
+        passed: list[_Entry] = []
+        while slots > 0 and budget > 0:
+            first = self._waiting.peek()
+            if first is None:
+                self._nobody_fits = True
+                break
+            entry = first[1]
+            missing = self._start(entry, free)
+            if missing is None:
+                passed.append(self._waiting.pop())
+                if entry.num_bypassed >= self.limits.max_bypasses or len(passed) > self.limits.lookahead:
+                    self._nobody_fits = True
+                    break
+                continue
+            self._waiting.pop()
+            for other in passed:
+                other.num_bypassed += 1
+            slots -= 1
+            free -= missing
+            budget -= min(entry.request.num_tokens - entry.request.num_computed_tokens, floor)
+        for entry in passed:
+            self._waiting.push(entry.request.request_id, entry.key, entry)
+
+    def _budget_left(self) -> tuple[int, int]:
+        """Tokens of this step that running requests leave, and how many of them a prefill may count on."""
+        needs = [entry.request.num_tokens - entry.request.num_computed_tokens for entry in self._running]
+        budget = self.limits.max_num_batched_tokens - needs.count(1)
+        floor = self.policies.prefill_share.floor(budget)
+        return budget - sum(min(need, floor) for need in needs if need > 1), floor
+
+    def _unclaimed_blocks(self) -> int:
+        """Free blocks that running requests do not need for the tokens they have."""
+        chunk = self.limits.chunk
+        missing = self.kv_cache.num_missing_blocks
+        return self.kv_cache.num_free_blocks - sum(
+            missing(entry.request.request_id, entry.request.num_tokens, chunk) for entry in self._running
+        )
+
+    def _start(self, entry: _Entry, free: int) -> int | None:
+        """Start a waiting request if ``free`` blocks are enough: for all of its tokens, and one more per running request
+        to grow into, so that nobody is preempted soon. With nothing running it starts in any case.
+
+        Returns the blocks it will take, or None.
+        """
+        if self._running and entry.tried_at == self._epoch:
+            return None
+        request = entry.request
+        hit = self.kv_cache.match_prefix(request.token_ids(0, request.num_tokens), request.cache_salt)
+        missing = self.kv_cache.num_missing_after(hit, request.num_tokens, self.limits.chunk)
+        if self._running and missing + len(self._running) > free:
+            entry.tried_at = self._epoch
+            return None
+        self.kv_cache.start(request.request_id, request.cache_salt, hit)
+        request.num_computed_tokens = hit.num_tokens if hit else 0
+        if request.num_preemptions == 0:
+            request.num_prefix_hit_tokens = min(request.num_computed_tokens, len(request.prompt_token_ids))
+        entry.num_bypassed = 0
+        self._run(entry)
+        return missing
+
+    def _run(self, entry: _Entry) -> None:
+        entry.state = "running"
+        insort(self._running, entry, key=_key)
+
+    def _shares(self) -> list[int]:
+        """Tokens for each running request: one for those that need one, and the prefills share the rest."""
+        shares = [entry.request.num_tokens - entry.request.num_computed_tokens for entry in self._running]
+        prefills = [i for i, need in enumerate(shares) if need > 1]
+        if prefills:
+            budget = self.limits.max_num_batched_tokens - (len(shares) - len(prefills))
+            needs = [min(shares[i], self.limits.chunk) for i in prefills]
+            for i, share in zip(prefills, self.policies.prefill_share.share(budget, needs), strict=True):
+                shares[i] = share
+        return shares
+
+    def _allocate(self, shares: list[int]) -> tuple[list[ScheduledRequest], tuple[RequestId, ...]]:
+        """Blocks for the step, in order: one that is short of them takes those of a later one, and the last one waits."""
+        singles: list[ScheduledRequest] = []
+        chunks: list[ScheduledRequest] = []
+        preempted: list[RequestId] = []
+        running, allocate = self._running, self.kv_cache.allocate
+        i = 0
+        while i < len(running):
+            request = running[i].request
+            start, count = request.num_computed_tokens, shares[i]
+            while count and not allocate(request.request_id, start + count):
+                count //= 2
+            if count:
+                scheduled = ScheduledRequest(request, start, count, start + count == request.num_tokens)
+                (singles if count == 1 else chunks).append(scheduled)
+            elif shares[i] and i + 1 < len(running):
+                later = i + 1 + self.policies.victim.choose([entry.request for entry in running[i + 1 :]])
+                preempted.append(running[later].request.request_id)
+                del shares[later]
+                self._preempt(running[later])
+                continue
+            i += 1
+        assert singles or chunks or not running, "the first in order can always go on"
+        return singles + chunks, tuple(preempted)
+
+    def _preempt(self, entry: _Entry) -> None:
+        """Its blocks are free again, its tokens will be recomputed; it keeps its place in the order."""
+        self._release(entry)
+        entry.request.num_computed_tokens = 0
+        entry.request.num_preemptions += 1
+        self._wait(entry)
+
+    def _fork(self, scheduled: Sequence[ScheduledRequest]) -> dict[RequestId, tuple[Request, ...]]:
+        """Children of requests whose prompt ends in this step start with its blocks, as far as there are slots."""
+        forks: dict[RequestId, tuple[Request, ...]] = {}
+        for s in scheduled:
+            parent = self._entries[s.request.request_id]
+            if not (s.draws and parent.children):
+                continue
+            children, parent.children = parent.children, []
+            slots = max(0, self.limits.max_running - len(self._running))
+            for child in children[:slots]:
+                child.parent = None
+                child.request.num_computed_tokens = s.start + s.num_tokens
+                self.kv_cache.fork(s.request.request_id, child.request.request_id, s.start + s.num_tokens)
+                self._run(child)
+            self._orphan(children[slots:])
+            if slots:
+                forks[s.request.request_id] = tuple(child.request for child in children[:slots])
+        return forks
+
+    def check_invariants(self) -> None:
+        """For tests, and for an idle engine: between `update` and `schedule`."""
+        self.kv_cache.check_invariants()
+        assert self.kv_cache.num_requests == len(self._running)
+        assert len(self._running) <= self.limits.max_running
+        assert [e.key for e in self._running] == sorted(e.key for e in self._running)
+        held = [child for e in self._entries.values() for child in e.children]
+        states = {"running": self._running, "held": held}
+        for request_id, entry in self._entries.items():
+            request = entry.request
+            assert request.request_id == request_id
+            assert (request_id in self._waiting) == (entry.state == "waiting")
+            assert (entry in self._running) == (entry.state == "running")
+            assert (entry in held) == (entry.state == "held") == (entry.parent is not None)
+            assert request.num_computed_tokens < request.num_tokens
+            assert entry.state == "running" or request.num_computed_tokens == 0
+        assert len(self._waiting) + sum(len(s) for s in states.values()) == len(self._entries)
+        if not self._entries:
+            assert self.kv_cache.num_free_blocks == self.kv_cache.num_blocks
+            assert not len(self._deadlines)
