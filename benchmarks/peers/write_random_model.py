@@ -1,11 +1,12 @@
 """Write a model of a real shape with random weights: the same work for every engine, and nothing to download.
 
-python benchmarks/peers/write_random_model.py OUT.gguf [--shape llama-3.2-1b] [--format q4_0|q4_k_m|q8_0] [--layers N]
+python benchmarks/peers/write_random_model.py OUT.gguf [--shape llama-3.2-1b] [--format q4_0|q4_k_m|q8_0|every] [--layers N]
 
 The blocks are random bytes with small finite scales, the norms are 1, and the tokenizer section is a byte-level BPE that
 other engines accept too. Formats follow the usual mixes: q4_0 has a Q6_K embedding (which is also the output), q4_k_m has
 Q6_K in the embedding and in attn_v and ffn_down of half of the layers, q8_0 is Q8_0 throughout. Rows that are not whole
-superblocks of a K-quant fall back to Q5_0 and Q8_0.
+superblocks of a K-quant fall back to Q5_0 and Q8_0. every has one weight format per layer, for `hotloop bench kernels`;
+--shape every-format is the shape for it.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.quant.formats import WEIGHT_FORMATS
+from hotloop.quant.formats import DEQUANTIZABLE_FORMATS, WEIGHT_FORMATS
 from hotloop.weights.gguf_writer import WritableTensor, WritableValue, write_gguf
 
 Bytes = NDArray[np.uint8]
@@ -40,9 +41,10 @@ SHAPES = {
     "llama-3.2-1b": Shape(2048, 16, 32, 8, 64, 8192, 128256, 500000.0, 131072),
     "llama-3.2-3b": Shape(3072, 28, 24, 8, 128, 8192, 128256, 500000.0, 131072),
     "smollm2-135m": Shape(576, 30, 9, 3, 64, 1536, 49152, 100000.0, 8192),
+    "every-format": Shape(2048, len(DEQUANTIZABLE_FORMATS), 32, 32, 64, 4096, 512, 10000.0, 8192),
 }
 _FALLBACKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
-_FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_k_m": 15}  # general.file_type
+_FILE_TYPES = {"q4_0": 2, "q8_0": 7, "q4_k_m": 15, "every": 0}  # general.file_type
 
 
 def main() -> None:
@@ -100,6 +102,8 @@ def format_of(name: str, num_layers: int, mix: str) -> str:
         return "Q8_0"
     if name == "token_embd.weight":
         return "Q6_K"
+    if mix == "every":
+        return DEQUANTIZABLE_FORMATS[int(name.split(".")[1]) % len(DEQUANTIZABLE_FORMATS)]
     if mix == "q4_0":
         return "Q4_0"
     layer, kind = int(name.split(".")[1]), name.split(".")[2]
@@ -109,51 +113,60 @@ def format_of(name: str, num_layers: int, mix: str) -> str:
     return "Q6_K" if more_bits and kind in ("attn_v", "ffn_down") else "Q4_K"
 
 
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Where a block has its float16 scales (byte offsets) and how large they are for weights of about 1."""
+
+    d: int
+    d_size: float
+    m: int | None = None  # the offset of the minimum
+    m_size: float = 0.0
+
+
+# With random codes (and random 4- or 6-bit scales in K-quants) a block has about unit deviation and mean 0.
+_SCALES: dict[str, Scales] = {
+    "Q4_0": Scales(0, 1 / 4.6),
+    "Q4_1": Scales(0, 1 / 4.6, 2, -7.5 / 4.6),
+    "Q5_0": Scales(0, 1 / 9.2),
+    "Q5_1": Scales(0, 1 / 9.2, 2, -15.5 / 9.2),
+    "Q8_0": Scales(0, 1 / 74),
+    "Q2_K": Scales(80, 1 / 11, 82, 1.5 / 11),
+    "Q3_K": Scales(108, 1 / 42),
+    "Q4_K": Scales(0, 1 / 320, 2, 7.5 / 320),
+    "Q5_K": Scales(0, 1 / 640, 2, 15.5 / 640),
+    "Q6_K": Scales(208, 1 / 165),
+    "IQ4_NL": Scales(0, 1 / 74),
+    "IQ4_XS": Scales(0, 1 / 1400),
+}
+
+
 def random_blocks(rng: np.random.Generator, weight_format: str, dims: tuple[int, ...]) -> Bytes:
-    """A matrix as stored: random quants, scales that make weights of about 1 / sqrt(cols)."""
+    """A matrix as stored: random codes, scales that make weights of about 1 / sqrt(cols)."""
+    size = dims[-1] ** -0.5
+    if weight_format in ("F32", "F16", "BF16"):
+        values = rng.normal(0, size, dims).astype(np.float32)
+        if weight_format == "BF16":
+            return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8).reshape(-1)
+        return values.astype("<f4" if weight_format == "F32" else "<f2").view(np.uint8).reshape(-1)
     block_bytes = WEIGHT_FORMATS[weight_format].superblock_bytes
     num_blocks = WEIGHT_FORMATS[weight_format].tensor_bytes(dims) // block_bytes
     blocks = np.frombuffer(rng.bytes(num_blocks * block_bytes), np.uint8).reshape(num_blocks, block_bytes).copy()
-    _SCALERS[weight_format](rng, blocks, dims[-1] ** -0.5)
+    if weight_format == "MXFP4":
+        blocks[:, 0] = 120  # 2^-7 in units of half a code
+        return blocks
+    scales = _SCALES[weight_format]
+    _write_scales(rng, blocks, scales.d, size * scales.d_size)
+    if scales.m is not None:
+        _write_scales(rng, blocks, scales.m, size * scales.m_size)
+    if weight_format == "Q6_K":
+        blocks[:, 192:208] = rng.integers(-15, 16, (len(blocks), 16), np.int8).view(np.uint8)
     return blocks
 
 
-def _scales(rng: np.random.Generator, blocks: Bytes, column: int, size: float) -> None:
+def _write_scales(rng: np.random.Generator, blocks: Bytes, column: int, size: float) -> None:
     """Write float16 scales of about ``size`` into two bytes of every block."""
     scales = (size * rng.uniform(0.75, 1.25, len(blocks))).astype("<f2")
     blocks[:, column : column + 2] = scales.view(np.uint8).reshape(-1, 2)
-
-
-def _scale_q4_0(rng: np.random.Generator, blocks: Bytes, size: float) -> None:
-    _scales(rng, blocks, 0, size / 4.6)
-
-
-def _scale_q5_0(rng: np.random.Generator, blocks: Bytes, size: float) -> None:
-    _scales(rng, blocks, 0, size / 9.2)
-
-
-def _scale_q8_0(rng: np.random.Generator, blocks: Bytes, size: float) -> None:
-    _scales(rng, blocks, 0, size / 74)
-
-
-def _scale_q4_k(rng: np.random.Generator, blocks: Bytes, size: float) -> None:
-    # w = d * scale * q - dmin * min with scale and min of 6 bits: 7.5 d, the mean of q, centres it.
-    _scales(rng, blocks, 0, size / 320)
-    _scales(rng, blocks, 2, 7.5 * size / 320)
-
-
-def _scale_q6_k(rng: np.random.Generator, blocks: Bytes, size: float) -> None:
-    blocks[:, 192:208] = rng.integers(-15, 16, (len(blocks), 16), np.int8).view(np.uint8)
-    _scales(rng, blocks, 208, size / 165)
-
-
-_SCALERS: dict[str, Callable[[np.random.Generator, Bytes, float], None]] = {
-    "Q4_0": _scale_q4_0,
-    "Q5_0": _scale_q5_0,
-    "Q8_0": _scale_q8_0,
-    "Q4_K": _scale_q4_k,
-    "Q6_K": _scale_q6_k,
-}
 
 
 def metadata(shape: Shape, mix: str) -> dict[str, WritableValue]:

@@ -118,21 +118,24 @@ def test_the_peers_table_is_read(peers: dict[str, ModuleType], tmp_path: Path) -
         side.prefill(Path("m.gguf"), peers["sides"].Load(1, 1, 17))
 
 
-@pytest.mark.parametrize("mix", ["q4_0", "q4_k_m", "q8_0"])
+@pytest.mark.parametrize("mix", ["q4_0", "q4_k_m", "q8_0", "every"])
 def test_random_models_run(peers: dict[str, ModuleType], tmp_path: Path, mix: str) -> None:
     import numpy as np
 
     from hotloop.bench.batches import BatchMaker, Span, load_runner
+    from hotloop.quant.formats import DEQUANTIZABLE_FORMATS
     from hotloop.text.tokenizer import Tokenizer
     from hotloop.weights.gguf import GGUFFile
 
     module = peers["write_random_model"]
-    shape = module.Shape(256, 3, 4, 2, 64, 512, 300, 10000.0, 64)
+    layers = len(DEQUANTIZABLE_FORMATS) if mix == "every" else 3
+    shape = module.Shape(256, layers, 4, 2, 64, 512, 300, 10000.0, 64)
     path = tmp_path / "random.gguf"
     module.write_random_model(path, shape, mix)
     with GGUFFile.open(path) as gguf:
         formats = {t.format for name, t in gguf.tensors.items() if len(t.shape) == 2}
-        assert formats == {"q4_0": {"Q4_0", "Q6_K"}, "q4_k_m": {"Q4_K", "Q6_K"}, "q8_0": {"Q8_0"}}[mix]
+        every = set(DEQUANTIZABLE_FORMATS)
+        assert formats == {"q4_0": {"Q4_0", "Q6_K"}, "q4_k_m": {"Q4_K", "Q6_K"}, "q8_0": {"Q8_0"}, "every": every}[mix]
         Tokenizer.from_metadata(gguf.metadata)
         runner = load_runner(gguf, 1, 8, 1, "")
         logits = runner.forward(BatchMaker(runner, 1, 8).batch([Span(0, 0, 8)]))
