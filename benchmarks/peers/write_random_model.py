@@ -10,7 +10,6 @@ superblocks of a K-quant fall back to Q5_0 and Q8_0. every has one weight format
 """
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
