@@ -149,7 +149,7 @@ class LlamaCpp:
         ]
         command += ["-npp", str(prompt), "-ntg", str(tokens), "-npl", str(batch)]
         command += ["-t", str(self.threads), "-tb", str(self.threads), *self.arguments]
-        for line in run(command).splitlines():
+        for line in run(command, with_stderr=True).splitlines():  # ik_llama.cpp prints the table to stderr
             cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
             if len(cells) == 10 and cells[0] == str(prompt):  # PP, TG, B, N_KV, T_PP, S_PP, T_TG, S_TG, T, S
                 return float(cells[4]), float(cells[6])

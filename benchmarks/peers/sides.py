@@ -38,15 +38,15 @@ class Side(Protocol):
         """Prompt tokens per second. Raises SideError."""
 
 
-def run(command: list[str], env: dict[str, str] | None = None) -> str:
-    """Standard output of a command. Raises SideError with the end of what it printed."""
+def run(command: list[str], env: dict[str, str] | None = None, *, with_stderr: bool = False) -> str:
+    """What a command printed. Raises SideError with the end of it."""
     try:
         done = subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False)
     except OSError as error:
         raise SideError(f"{command[0]}: {error}") from None
     if done.returncode != 0:
         raise SideError(f"{' '.join(command[:3])} ... failed: {(done.stderr or done.stdout).strip()[-400:]}")
-    return done.stdout
+    return done.stdout + done.stderr if with_stderr else done.stdout
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,10 +102,11 @@ def test_a_slow_build_of_the_peer_is_refused(
             side.check()
 
 
-def test_the_peers_table_is_read(peers: dict[str, ModuleType], tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [1, 2])  # ik_llama.cpp prints it to stderr
+def test_the_peers_table_is_read(peers: dict[str, ModuleType], tmp_path: Path, stream: int) -> None:
     program = tmp_path / "llama-batched-bench"
     program.write_text(
-        "#!/bin/sh\ncat <<'END'\n"
+        f"#!/bin/sh\ncat >&{stream} <<'END'\n"
         "|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |\n"
         "|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|\n"
         "|    16 |      8 |    4 |     96 |    4.000 |    16.00 |    2.000 |    16.00 |    6.000 |    16.00 |\nEND\n"
