@@ -8,6 +8,7 @@ void bind_float_kernels(nanobind::module_& m);
 void bind_linear_kernels(nanobind::module_& m);
 void bind_program(nanobind::module_& m);
 void bind_kernel_sets(nanobind::module_& m);
+void bind_sampler(nanobind::module_& m);
 void bind_runtime(nanobind::module_& m);
 
 }  // namespace hotloop

@@ -6,5 +6,6 @@ NB_MODULE(_native, m) {
   hotloop::bind_runtime(m);
   hotloop::bind_linear_kernels(m);
   hotloop::bind_float_kernels(m);
+  hotloop::bind_sampler(m);
   hotloop::bind_program(m);
 }

@@ -10,6 +10,9 @@ namespace hotloop {
 constexpr int kGroupSize = 32;   // activations are quantized to int8 in groups of 32 along K
 constexpr int kRowBlock = 8;     // repacked matrices interleave 8 rows
 constexpr int kSpan = 256;       // attention spans, aligned to absolute positions
+constexpr int kLogitsBlock = 64; // logits per entry of block_max
+constexpr int kMassBins = 448;   // of mass_histogram: 28 nats below the top
+constexpr float kMassBinsPerNat = 16.0f;
 constexpr int kLanes = 16;       // virtual width of every float reduction
 
 // The formats with kernels, by their names in GGUF. Everything that goes through all of them is made from these lists.
@@ -108,6 +111,26 @@ struct KernelTable {
                  float* out);
   // max, and log of the sum over i of exp(x[i] - max), a 16-lane sum: logprob = (x - max) - log_sum. x: [n], finite or -inf.
   void (*log_sum_exp)(const float* x, int64_t n, float* max_out, float* log_sum_out);
+
+  // ---- drawing from one row of logits (kernels/sampling_draw*) ---------------------------------------------------
+  // x: [n] logits, finite or -inf; block_max: [ceil(n / 64)], theirs; top: the largest logit; temperature: positive, normal.
+  // scaled = (x - top) / temperature in f32.
+  // The largest of every 64 logits; infinity where there is a NaN.
+  void (*block_max)(const float* x, int64_t n, float* out);
+  // floor(2^40 exp(scaled[i])), scaled: [n], <= 0.
+  void (*fixed_point_probs)(const float* scaled, int64_t n, uint64_t* out);
+  // bins[b], b < kMassBins: the sum of fixed_point_probs over the logits of trunc(-scaled * kMassBinsPerNat) == b (the last
+  // bin: or more).
+  void (*mass_histogram)(const float* x, int64_t n, const float* block_max, float top, float temperature, uint64_t* bins);
+  // The ids, ascending, of scaled >= least, and these scaled logits; returns how many. ids and scaled have room for n + 1.
+  int64_t (*select_scaled)(const float* x, int64_t n, const float* block_max, float top, float temperature, float least,
+                           uint32_t* ids, float* scaled);
+  // gumbel for single ids: [n].
+  void (*gumbel_of_ids)(uint64_t seed, uint32_t position, uint32_t choice, uint32_t stream, const uint32_t* ids, int64_t n,
+                        float* out);
+  // argmax over all ids of scaled + gumbel, the lowest one of equals.
+  uint32_t (*draw_row)(const float* x, int64_t n, const float* block_max, float top, float temperature, uint64_t seed,
+                       uint32_t position, uint32_t choice, uint32_t stream);
 
   // ---- yardsticks (kernels/peak.inl) ----------------------------------------------------------------------------
   // `rounds` rounds of multiply-adds in registers; returns the operations done (a multiply-add is two). sink: [16].

@@ -11,7 +11,7 @@
 namespace hotloop {
 namespace {
 
-constexpr int kCompared = 15, kYardsticks = 2;  // peak_int8 and peak_f32 compute nothing
+constexpr int kCompared = 21, kYardsticks = 2;  // peak_int8 and peak_f32 compute nothing
 static_assert(sizeof(KernelTable) == (1 + kCompared + kYardsticks) * sizeof(void*),
               "a kernel came or went: change SelfCheck and broken_copy too");
 
@@ -305,6 +305,58 @@ class SelfCheck {
     compare("log_sum_exp", zeros(2), [&](const KernelTable& kernels, float* out) {
       kernels.log_sum_exp(logits.data(), n, out, out + 1);
     });
+    check_draw(logits, seed);
+  }
+
+  void check_draw(const Floats& logits, uint64_t seed) {
+    const int64_t n = extents_.floats, blocks = (n + kLogitsBlock - 1) / kLogitsBlock;
+    constexpr float kTemperature = 0.7f;
+    Floats holed = logits, maxima = zeros(blocks), scaled;
+    holed[static_cast<size_t>(n / 2)] = __builtin_nanf("");
+    compare("block_max", zeros(blocks), [&](const KernelTable& kernels, float* out) { kernels.block_max(holed.data(), n, out); });
+    reference_.block_max(logits.data(), n, maxima.data());
+    float top = maxima[0];
+    for (const float m : maxima) top = m > top ? m : top;
+    for (const float x : logits) scaled.push_back((x - top) / kTemperature);
+    std::vector<uint32_t> ids(static_cast<size_t>(n) + 1);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<uint32_t>(random_.word() >> 45);
+
+    compare("fixed_point_probs", zeros(2 * n), [&](const KernelTable& kernels, float* out) {
+      std::vector<uint64_t> probs(static_cast<size_t>(n));
+      kernels.fixed_point_probs(scaled.data(), n, probs.data());
+      write_halves(probs, out);
+    });
+    compare("mass_histogram", zeros(2 * kMassBins), [&](const KernelTable& kernels, float* out) {
+      std::vector<uint64_t> bins(kMassBins);
+      kernels.mass_histogram(logits.data(), n, maxima.data(), top, kTemperature, bins.data());
+      write_halves(bins, out);
+    });
+    compare("select_scaled", zeros(2 * n + 1), [&](const KernelTable& kernels, float* out) {
+      std::vector<uint32_t> selected(static_cast<size_t>(n) + 1);
+      Floats values = zeros(n + 1);
+      const int64_t count = kernels.select_scaled(logits.data(), n, maxima.data(), top, kTemperature, -13.0f,
+                                                  selected.data(), values.data());
+      *out++ = static_cast<float>(count);
+      for (int64_t i = 0; i < count; ++i) {
+        *out++ = static_cast<float>(selected[static_cast<size_t>(i)]);
+        *out++ = values[static_cast<size_t>(i)];
+      }
+    });
+    compare("gumbel_of_ids", zeros(n), [&](const KernelTable& kernels, float* out) {
+      kernels.gumbel_of_ids(seed, 5, 1, 2, ids.data(), n, out);
+    });
+    compare("draw_row", zeros(40), [&](const KernelTable& kernels, float* out) {
+      for (uint32_t i = 0; i < 40; ++i) {
+        const float temperature = i < 20 ? kTemperature : 50.0f;
+        out[i] = static_cast<float>(kernels.draw_row(logits.data(), n, maxima.data(), top, temperature, seed, i, 0, 0));
+      }
+    });
+  }
+  static void write_halves(const std::vector<uint64_t>& values, float* out) {  // of 20 bits and the rest, exact below 2^44
+    for (const uint64_t v : values) {
+      *out++ = static_cast<float>(v & 0xfffffu);
+      *out++ = static_cast<float>(v >> 20);
+    }
   }
 
   const KernelTable& candidate_;

@@ -23,6 +23,9 @@ struct Mask16 {
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 HOTLOOP_INLINE F32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+HOTLOOP_INLINE U32x16 load(const uint32_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
 HOTLOOP_INLINE void store(float* p, const F32x16& v) {
   _mm256_storeu_ps(p, v.lo);
   _mm256_storeu_ps(p + 8, v.hi);
@@ -101,6 +104,7 @@ HOTLOOP_INLINE float scalar_sqrt(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm
 HOTLOOP_INLINE U32x16 bits(const F32x16& v) { return {_mm256_castps_si256(v.lo), _mm256_castps_si256(v.hi)}; }
 HOTLOOP_INLINE F32x16 from_bits(const U32x16& v) { return {_mm256_castsi256_ps(v.lo), _mm256_castsi256_ps(v.hi)}; }
 HOTLOOP_INLINE F32x16 to_float(const U32x16& v) { return {_mm256_cvtepi32_ps(v.lo), _mm256_cvtepi32_ps(v.hi)}; }
+HOTLOOP_INLINE U32x16 to_int(const F32x16& v) { return {_mm256_cvttps_epi32(v.lo), _mm256_cvttps_epi32(v.hi)}; }
 HOTLOOP_INLINE U32x16 operator+(const U32x16& a, const U32x16& b) {
   return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
 }

@@ -23,6 +23,7 @@ struct Mask16 {
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 HOTLOOP_INLINE F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+HOTLOOP_INLINE U32x16 load(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
 HOTLOOP_INLINE void store(float* p, const F32x16& v) { _mm512_storeu_ps(p, v.v); }
 HOTLOOP_INLINE void store(uint32_t* p, const U32x16& v) { _mm512_storeu_si512(p, v.v); }
 HOTLOOP_INLINE F32x16 broadcast(float x) { return {_mm512_set1_ps(x)}; }
@@ -66,6 +67,7 @@ HOTLOOP_INLINE float scalar_sqrt(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm
 HOTLOOP_INLINE U32x16 bits(const F32x16& v) { return {_mm512_castps_si512(v.v)}; }
 HOTLOOP_INLINE F32x16 from_bits(const U32x16& v) { return {_mm512_castsi512_ps(v.v)}; }
 HOTLOOP_INLINE F32x16 to_float(const U32x16& v) { return {_mm512_cvtepi32_ps(v.v)}; }
+HOTLOOP_INLINE U32x16 to_int(const F32x16& v) { return {_mm512_cvttps_epi32(v.v)}; }
 HOTLOOP_INLINE U32x16 operator+(const U32x16& a, const U32x16& b) { return {_mm512_add_epi32(a.v, b.v)}; }
 HOTLOOP_INLINE U32x16 operator-(const U32x16& a, const U32x16& b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 HOTLOOP_INLINE U32x16 operator&(const U32x16& a, const U32x16& b) { return {_mm512_and_si512(a.v, b.v)}; }

@@ -31,6 +31,11 @@ HOTLOOP_INLINE F32x16 load(const float* p) {
   HOTLOOP_PARTS r.part[i] = vld1q_f32(p + 4 * i);
   return r;
 }
+HOTLOOP_INLINE U32x16 load(const uint32_t* p) {
+  U32x16 r;
+  HOTLOOP_PARTS r.part[i] = vld1q_u32(p + 4 * i);
+  return r;
+}
 HOTLOOP_INLINE void store(float* p, const F32x16& v) { HOTLOOP_PARTS vst1q_f32(p + 4 * i, v.part[i]); }
 HOTLOOP_INLINE void store(uint32_t* p, const U32x16& v) { HOTLOOP_PARTS vst1q_u32(p + 4 * i, v.part[i]); }
 HOTLOOP_INLINE F32x16 broadcast(float x) {
@@ -126,6 +131,7 @@ HOTLOOP_INLINE float scalar_sqrt(float x) { return vget_lane_f32(vsqrt_f32(vdup_
   }
 HOTLOOP_UNARY(U32x16, bits, F32x16, vreinterpretq_u32_f32(v))
 HOTLOOP_UNARY(F32x16, from_bits, U32x16, vreinterpretq_f32_u32(v))
+HOTLOOP_UNARY(U32x16, to_int, F32x16, vreinterpretq_u32_s32(vcvtq_s32_f32(v)))
 HOTLOOP_UNARY(F32x16, to_float, U32x16, vcvtq_f32_s32(vreinterpretq_s32_u32(v)))
 template <int N>
 HOTLOOP_UNARY(U32x16, shift_left, U32x16, vshlq_n_u32(v, N))

@@ -29,6 +29,11 @@ HOTLOOP_INLINE F32x16 load(const float* p) {
   HOTLOOP_LANES r.lane[i] = p[i];
   return r;
 }
+HOTLOOP_INLINE U32x16 load(const uint32_t* p) {
+  U32x16 r;
+  HOTLOOP_LANES r.lane[i] = p[i];
+  return r;
+}
 HOTLOOP_INLINE void store(float* p, const F32x16& v) { HOTLOOP_LANES p[i] = v.lane[i]; }
 HOTLOOP_INLINE void store(uint32_t* p, const U32x16& v) { HOTLOOP_LANES p[i] = v.lane[i]; }
 HOTLOOP_INLINE F32x16 broadcast(float x) {
@@ -144,6 +149,11 @@ HOTLOOP_INLINE F32x16 from_bits(const U32x16& v) {
 HOTLOOP_INLINE F32x16 to_float(const U32x16& v) {
   F32x16 r;
   HOTLOOP_LANES r.lane[i] = static_cast<float>(static_cast<int32_t>(v.lane[i]));
+  return r;
+}
+HOTLOOP_INLINE U32x16 to_int(const F32x16& v) {
+  U32x16 r;
+  HOTLOOP_LANES r.lane[i] = static_cast<uint32_t>(static_cast<int32_t>(v.lane[i]));
   return r;
 }
 #define HOTLOOP_BINARY(name, expression)                             \

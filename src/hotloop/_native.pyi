@@ -161,6 +161,58 @@ def measure_read_bandwidth(threads: int, size_bytes: int, seconds: float, stream
 def measure_peak(isa: str, kind: str, threads: int, seconds: float) -> list[float]:
     """Samples in operations per second; a multiply-add is two."""
 
+class DrawParams:
+    """What drawing needs to know of a request, the same for all its tokens."""
+
+    def __init__(self, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, seed: int = 0, choice: int = 0, num_logprobs: int = -1) -> None: ...
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def top_p(self) -> float: ...
+
+    @property
+    def min_p(self) -> float: ...
+
+    @property
+    def repetition_penalty(self) -> float: ...
+
+    @property
+    def presence_penalty(self) -> float: ...
+
+    @property
+    def frequency_penalty(self) -> float: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def choice(self) -> int: ...
+
+    @property
+    def num_logprobs(self) -> int: ...
+
+class DrawStatus(enum.Enum):
+    drawn = 0
+
+    broken_logits = 1
+
+    nothing_left = 2
+
+    no_memory = 3
+
+class Sampler:
+    def __init__(self, isa: str, team: ThreadTeam | None = None) -> None: ...
+
+    def draw(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], params: Sequence[DrawParams], logits_rows: Sequence[int], positions: Sequence[int], edits: Sequence[tuple[int, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]]]) -> tuple[list[int], list[tuple[int, float, int, list[tuple[int, float]]]], list[tuple[int, DrawStatus, int]]]:
+        """
+        Token ids of all rows; (row, logprob, rank, top) of those that want logprobs; (row, what is wrong, token id). edits: (row, barred, bias ids, bias, seen ids, counts).
+        """
+
 class Extent(enum.Enum):
     tokens = 0
 

@@ -1,4 +1,4 @@
-"""draw: the next token of many requests in one go; a row's token never depends on the other rows."""
+"""Draw the next token of many requests in one go; a row's token never depends on the other rows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop import _native
 from hotloop.errors import HotloopError
 from hotloop.request import TokenLogprobs
 from hotloop.sampling.edits import Edits
-from hotloop.sampling.sampler import draw_row, token_logprobs
 from hotloop.sampling.state import SamplerState
 
 
@@ -33,29 +33,46 @@ class Draw:
     """A drawn token, with raw logprobs where the request wants them."""
 
     token_id: int
-    logprobs: TokenLogprobs | None
+    logprobs: TokenLogprobs | None = None
+
+
+class Sampler:
+    """Draws the rows of a step on a thread team (None: on the calling thread); computes what definition.py defines."""
+
+    def __init__(self, isa: str, team: _native.ThreadTeam | None = None) -> None:
+        """isa: a usable kernel set. The sampler keeps its work space from call to call."""
+        self._native = _native.Sampler(isa, team)
+
+    def draw(
+        self, logits: NDArray[np.float32], rows: Sequence[Row], *, logits_rows: Sequence[int] | None = None
+    ) -> list[Draw | HotloopError]:
+        """Draw one token for each of ``rows``.
+
+        logits: float32 [n, vocab_size]; row i of ``rows`` uses logits[i], or logits[logits_rows[i]] (choices of one
+        prompt share its last row). What is wrong with a row (NaN logits, nothing left to draw) is that row's result.
+        """
+        edits = [(i, e) for i, row in enumerate(rows) if (e := _edits(row)) is not None]
+        token_ids, logprobs, faults = self._native.draw(
+            logits,
+            [row.state.draw_params for row in rows],
+            list(range(len(rows))) if logits_rows is None else list(logits_rows),
+            [row.position for row in rows],
+            [(i, e.barred, e.bias_ids, e.bias, e.seen_ids, e.counts) for i, e in edits],
+        )
+        results: list[Draw | HotloopError] = [Draw(token_id) for token_id in token_ids]
+        for i, logprob, rank, top in logprobs:
+            results[i] = Draw(token_ids[i], TokenLogprobs(token_ids[i], logprob, rank, tuple(top)))
+        for i, status, token_id in faults:
+            values = logits[i if logits_rows is None else logits_rows[i]]
+            results[i] = HotloopError(_message(status, rows[i], token_id, float(values[token_id])))
+        return results
 
 
 def draw(
     isa: str, logits: NDArray[np.float32], rows: Sequence[Row], *, logits_rows: Sequence[int] | None = None
 ) -> list[Draw | HotloopError]:
-    """Draw one token for each of ``rows``.
-
-    logits: float32 [n, vocab_size]; row i of ``rows`` uses logits[i], or logits[logits_rows[i]] (choices of one prompt
-    share its last row). What is wrong with a row (NaN logits, nothing left to draw) is that row's result.
-    """
-    results: list[Draw | HotloopError] = []
-    for i, row in enumerate(rows):
-        values = logits[i if logits_rows is None else logits_rows[i]]
-        params = row.state.draw_params
-        try:
-            token_id = draw_row(isa, values, params, _edits(row), row.position)
-            wanted = params.num_logprobs >= 0
-            logprobs = token_logprobs(isa, values, token_id, params.num_logprobs) if wanted else None
-            results.append(Draw(token_id, logprobs))
-        except HotloopError as error:
-            results.append(error)
-    return results
+    """Sampler.draw on the calling thread, with a work space for this call only."""
+    return Sampler(isa).draw(logits, rows, logits_rows=logits_rows)
 
 
 def _edits(row: Row) -> Edits | None:
@@ -71,3 +88,16 @@ def _edits(row: Row) -> Edits | None:
         edits = Edits(edits.barred, edits.bias_ids, edits.bias, edits.seen_ids.copy(), edits.counts.copy())
     state.rollback(len(row.draft_token_ids))
     return edits
+
+
+def _message(status: _native.DrawStatus, row: Row, token_id: int, logit: float) -> str:
+    if status == _native.DrawStatus.broken_logits:
+        return f"the model's logits at position {row.position} have no finite maximum (token {token_id}: {logit})"
+    if status == _native.DrawStatus.no_memory:
+        return f"no memory to draw the token at position {row.position}"
+    edits = _edits(row)
+    barred = 0 if edits is None else len(edits.barred)
+    return (
+        f"nothing is left to draw at position {row.position}: before min_tokens no stop token is drawn, and the {barred} "
+        f"stop tokens are all there is; lower min_tokens"
+    )

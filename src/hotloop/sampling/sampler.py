@@ -1,10 +1,4 @@
-"""The sampler: one row of logits to one token id (design: docs/sampling.md). A pure function of its arguments.
-
-Order: logits -> stop ids barred before min_tokens -> logit_bias -> penalties -> greedy if temperature is 0 -> temperature
--> min_p -> top_k -> top_p -> draw. The draw is argmax(logit / temperature + g) over what is left, g counter-based Gumbel
-noise; ties go to the lowest id. Probabilities are compared and summed as integers (units of 2^-40 of the top
-probability), so no sum depends on its order.
-"""
+"""Single draws without a SamplerState, for callers that have not moved to sampling/draw.py."""
 
 from __future__ import annotations
 
@@ -12,18 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hotloop import _native
-from hotloop.errors import HotloopError
-from hotloop.request import TokenLogprobs
-from hotloop.sampling.edits import Edits
+from hotloop.sampling.definition import Floats, draw_row, token_logprobs
+from hotloop.sampling.edits import NO_IDS, Edits
 
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
-
-_FIXED_POINT_BITS = 40
-_DRAW_STREAM = 0
+__all__ = ["RowParams", "sample", "token_logprobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,70 +25,6 @@ class RowParams:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class DrawParams:
-    """What drawing needs to know of a request, the same for all its tokens.
-
-    Off: 0 (top_k, min_p, presence and frequency penalty), 1 (top_p, repetition penalty). seed: in [0, 2^64).
-    num_logprobs: how many top logprobs; -1 is none at all, not even the drawn token's.
-    """
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int
-    choice: int
-    num_logprobs: int
-
-
-def draw_row(isa: str, logits: Floats, params: DrawParams, edits: Edits | None, position: int) -> int:
-    """Draw the token at ``position`` (absolute) from logits float32 [vocab_size].
-
-    Raises: HotloopError if a logit is NaN or +inf, all are -inf, or the edits leave nothing to draw.
-    """
-    top = int(np.argmax(logits))  # the first NaN, if there is one
-    if not np.isfinite(logits[top]):
-        raise HotloopError(
-            f"the model's logits at position {position} have no finite maximum (token {top}: {logits[top]})"
-        )
-    if edits is not None:
-        logits = edited(logits, params, edits)
-        top = int(np.argmax(logits))
-        if logits[top] == -np.inf:
-            raise HotloopError(
-                f"nothing is left to draw at position {position}: before min_tokens no stop token is drawn, and the "
-                f"{len(edits.barred)} stop tokens are all there is; lower min_tokens"
-            )
-    if params.temperature == 0:
-        return top
-    scaled = scale_logits(logits, params.temperature)
-    ids, weights = keep_min_p(scaled, fixed_point_probs(isa, scaled), params.min_p)
-    ids, weights = keep_top_k(scaled, ids, weights, params.top_k)
-    ids = keep_top_p(scaled, ids, weights, params.top_p)
-    return draw(isa, scaled, ids, params.seed, position, params.choice)
-
-
-def edited(logits: Floats, params: DrawParams, edits: Edits) -> Floats:
-    """A copy of logits float32 [vocab_size] with bans, biases and penalties; never NaN or +inf where logits is neither."""
-    logits = logits.copy()
-    logits[edits.barred] = -np.inf
-    logits[edits.bias_ids] += edits.bias
-    seen = logits[edits.seen_ids]
-    limits = np.finfo(np.float32)
-    penalty = np.float32(min(max(params.repetition_penalty, float(limits.tiny)), float(limits.max)))
-    with np.errstate(over="ignore"):
-        seen = np.where(seen > 0, seen / penalty, seen * penalty)
-    present = edits.counts > 0
-    subtracted = edits.counts * params.frequency_penalty + params.presence_penalty  # float64, rounded once
-    seen[present] -= subtracted[present].astype(np.float32)
-    logits[edits.seen_ids] = seen
-    return np.minimum(logits, limits.max)
-
-
 def sample(
     isa: str, logits: Floats, params: RowParams, *, position: int, choice: int = 0, barred: Iterable[int] = ()
 ) -> int:
@@ -108,103 +32,10 @@ def sample(
 
     Raises: HotloopError if a logit is NaN or +inf, or nothing is left to draw.
     """
-    barred_ids = np.fromiter(barred, np.int64)
-    if len(barred_ids):
-        logits = logits.copy()
-        logits[barred_ids] = -np.inf
-    top = int(np.argmax(logits))  # the first NaN, if there is one
-    if len(barred_ids) and logits[top] == -np.inf:
-        raise HotloopError(
-            f"nothing is left to draw at position {position}: before min_tokens no stop token is drawn, and the "
-            f"{len(barred_ids)} stop tokens are all there is; lower min_tokens"
-        )
-    if not np.isfinite(logits[top]):
-        raise HotloopError(
-            f"the model's logits at position {position} have no finite maximum (token {top}: {logits[top]})"
-        )
-    if params.temperature == 0:
-        return top
-    scaled = scale_logits(logits, params.temperature)
-    ids, weights = keep_min_p(scaled, fixed_point_probs(isa, scaled), params.min_p)
-    ids, weights = keep_top_k(scaled, ids, weights, params.top_k)
-    ids = keep_top_p(scaled, ids, weights, params.top_p)
-    return draw(isa, scaled, ids, params.seed, position, choice)
-
-
-def scale_logits(logits: Floats, temperature: float) -> Floats:
-    """(logits - max) / temperature: float32 [vocab_size], the top one is 0, tiny temperatures give -inf, never NaN."""
-    tiny = float(np.finfo(np.float32).tiny)
-    with np.errstate(over="ignore"):
-        return np.asarray((logits - logits.max()) / np.float32(max(temperature, tiny)), np.float32)
-
-
-def fixed_point_probs(isa: str, scaled: Floats) -> NDArray[np.uint64]:
-    """exp(scaled) in units of 2^-40, rounded down: uint64 [vocab_size]. The top token has 2^40."""
-    return np.asarray(np.ldexp(_native.exp(isa, scaled).astype(np.float64), _FIXED_POINT_BITS), np.uint64)
-
-
-def keep_min_p(scaled: Floats, weights: NDArray[np.uint64], min_p: float) -> tuple[Ids, NDArray[np.uint64]]:
-    """Ids (ascending) whose probability is at least min_p times the top one's, and their weights. Below 2^-40 it is off."""
-    floor = int(min_p * 2**_FIXED_POINT_BITS)
-    ids = np.flatnonzero(weights >= np.uint64(floor))
-    return ids, weights[ids]
-
-
-def keep_top_k(scaled: Floats, ids: Ids, weights: NDArray[np.uint64], top_k: int) -> tuple[Ids, NDArray[np.uint64]]:
-    """The top_k largest logits among ``ids``; of equal ones at the edge the lowest ids. Off: 0, -1."""
-    if top_k <= 0 or top_k >= len(ids):
-        return ids, weights
-    values = scaled[ids]
-    edge = np.partition(values, len(values) - top_k)[len(values) - top_k]
-    above = values > edge
-    at_edge = np.flatnonzero(values == edge)[: top_k - int(above.sum())]
-    above[at_edge] = True
-    return ids[above], weights[above]
-
-
-def keep_top_p(scaled: Floats, ids: Ids, weights: NDArray[np.uint64], top_p: float) -> Ids:
-    """The smallest set of most probable ids whose mass reaches top_p of the mass of ``ids``; at least one."""
-    total = int(weights.sum())
-    target = max(1, -int(-top_p * total // 1))
-    if top_p >= 1 or target >= total:
-        return ids
-    # Ids lighter than `negligible` cannot all together hold more than the mass the nucleus may leave out.
-    negligible = (total - target) // len(ids)
-    candidates = np.flatnonzero(weights > np.uint64(negligible))
-    order = candidates[np.lexsort((ids[candidates], -scaled[ids[candidates]]))]
-    mass = np.cumsum(weights[order], dtype=np.uint64)
-    return ids[order[: int(np.searchsorted(mass, np.uint64(target))) + 1]]
-
-
-def draw(isa: str, scaled: Floats, ids: Ids, seed: int, position: int, choice: int) -> int:
-    """argmax over ``ids`` of scaled + Gumbel noise of (seed, position, choice, token id); ties to the lowest id."""
-    if len(ids) == 1:
-        return int(ids[0])
-    ids = np.sort(ids)
-    noise = _gumbel(isa, seed, position, choice, ids, len(scaled))
-    return int(ids[np.argmax(scaled[ids] + noise)])
-
-
-def _gumbel(isa: str, seed: int, position: int, choice: int, ids: Ids, vocab_size: int) -> Floats:
-    """float32 [len(ids)]: noise of single ids where they are few, of the whole row where they are many."""
-    seed %= 2**64
-    if len(ids) <= 64:
-        row = [_native.gumbel(isa, seed, position, choice, _DRAW_STREAM, int(i), 1)[0] for i in ids]
-        return np.array(row, np.float32)
-    return np.asarray(_native.gumbel(isa, seed, position, choice, _DRAW_STREAM, 0, vocab_size)[ids], np.float32)
-
-
-def token_logprobs(isa: str, logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
-    """Raw logprobs (log-softmax of the logits before any processing) of ``token_id`` and the ``num_top`` largest."""
-    top_logit, log_sum = _native.log_sum_exp(isa, logits)
-    logprobs = (logits - np.float32(top_logit)) - np.float32(log_sum)
-    count = min(num_top, len(logits))
-    top: Ids = np.empty(0, np.int64)
-    if count:
-        largest = np.argpartition(-logits, count - 1)[:count]
-        edge = logits[largest].min()
-        largest = np.flatnonzero(logits >= edge)  # ties at the edge: the lowest ids win below
-        top = largest[np.lexsort((largest, -logits[largest]))][:count]
-    own = logits[token_id]
-    rank = int((logits > own).sum() + (logits[:token_id] == own).sum()) + 1
-    return TokenLogprobs(token_id, float(logprobs[token_id]), rank, tuple((int(i), float(logprobs[i])) for i in top))
+    barred_ids = np.fromiter(barred, np.int32)
+    edits = Edits(barred_ids, NO_IDS, np.empty(0, np.float32), NO_IDS, NO_IDS) if len(barred_ids) else None
+    drawn = _native.DrawParams(
+        temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p,
+        seed=params.seed % 2**64, choice=choice,
+    )  # fmt: skip
+    return draw_row(isa, logits, drawn, edits, position)

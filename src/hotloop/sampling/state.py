@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
+from hotloop import _native
 from hotloop.sampling.edits import NO_IDS, Edits, TokenCounts
-from hotloop.sampling.sampler import DrawParams
 from hotloop.sampling_params import SamplingParams
 
 
@@ -39,7 +39,7 @@ class SamplerState:
         params = params.with_defaults({})
         assert params.temperature is not None
         assert params.top_p is not None
-        self.draw_params = DrawParams(
+        self.draw_params = _native.DrawParams(
             temperature=params.temperature,
             top_k=min(params.top_k or 0, vocab_size),
             top_p=params.top_p,

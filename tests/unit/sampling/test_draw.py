@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hotloop import _native
 from hotloop.errors import HotloopError
+from hotloop.sampling.definition import edited
 from hotloop.sampling.draw import Draw, Row, draw
-from hotloop.sampling.sampler import edited
 from hotloop.sampling.state import SamplerState
 from hotloop.sampling_params import SamplingParams
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hotloop import _native
 from hotloop.errors import HotloopError
-from hotloop.sampling import sampler
+from hotloop.sampling import definition
 from hotloop.sampling.sampler import RowParams, sample, token_logprobs
 
 ISA = _native.usable_isas()[0]
@@ -31,10 +31,10 @@ def kept_by_definition(logits: np.ndarray, params: RowParams) -> set[int]:
 
 
 def kept(logits: np.ndarray, params: RowParams) -> set[int]:
-    scaled = sampler.scale_logits(logits, params.temperature)
-    ids, weights = sampler.keep_min_p(scaled, sampler.fixed_point_probs(ISA, scaled), params.min_p)
-    ids, weights = sampler.keep_top_k(scaled, ids, weights, params.top_k)
-    return {int(i) for i in sampler.keep_top_p(scaled, ids, weights, params.top_p)}
+    scaled = definition.scale_logits(logits, params.temperature)
+    ids, weights = definition.keep_min_p(scaled, definition.fixed_point_probs(ISA, scaled), params.min_p)
+    ids, weights = definition.keep_top_k(scaled, ids, weights, params.top_k)
+    return {int(i) for i in definition.keep_top_p(scaled, ids, weights, params.top_p)}
 
 
 @settings(max_examples=200, deadline=None)
@@ -137,11 +137,9 @@ def test_a_draw_depends_on_seed_position_and_choice_only() -> None:  # known fau
 
 
 def test_few_ids_and_whole_rows_see_the_same_noise() -> None:
-    scaled = np.zeros(300, np.float32)
-    few, many = np.array([3, 77, 290]), np.arange(300)
-    noise = sampler._gumbel(ISA, 12, 5, 0, many, 300)
-    assert (sampler._gumbel(ISA, 12, 5, 0, few, 300) == noise[few]).all()
-    assert sampler.draw(ISA, scaled, few, 12, 5, 0) == few[noise[few].argmax()]
+    scaled, few = np.zeros(300, np.float32), np.array([290, 3, 77])
+    noise = _native.gumbel(ISA, 12, 5, 0, 0, 0, 300)
+    assert definition.draw(ISA, scaled, few, 12, 5, 0) == few[noise[few].argmax()]
 
 
 def test_barred_ids_are_never_drawn_and_logits_stay() -> None:

@@ -1,0 +1,357 @@
+#include "runtime/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <new>
+
+#include "runtime/float_environment.h"
+
+namespace hotloop {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
+constexpr double kFixedPointOne = 0x1p40;
+constexpr uint32_t kDrawStream = 0;
+
+using Floats = std::vector<float>;
+
+// One logit that is still in the game.
+struct Candidate {
+  float scaled;
+  uint32_t id;
+  uint64_t mass;
+};
+// The order of every filter: larger logits first, of equal ones the lower id.
+bool before(const Candidate& a, const Candidate& b) {
+  return a.scaled > b.scaled || (a.scaled == b.scaled && a.id < b.id);
+}
+
+float clamped_to_f32(double x) {  // positive, finite, normal
+  constexpr double smallest = std::numeric_limits<float>::min(), largest = kLargest;
+  return static_cast<float>(std::min(std::max(x, smallest), largest));
+}
+
+uint64_t mass_of(std::vector<Candidate>::const_iterator begin, std::vector<Candidate>::const_iterator end) {
+  uint64_t mass = 0;
+  for (; begin != end; ++begin) mass += begin->mass;
+  return mass;
+}
+
+// How much of `total` the most probable candidates must reach; 0 if all must stay.
+uint64_t nucleus_mass(double top_p, uint64_t total) {
+  const double wanted = std::ceil(top_p * static_cast<double>(total));
+  const uint64_t target = wanted < 1 ? 1 : static_cast<uint64_t>(wanted);
+  return top_p >= 1 || target >= total ? 0 : target;
+}
+
+// Keeps, of the candidates from `from` on, the shortest prefix in order whose mass reaches `target`. Halves are set apart,
+// not sorted, until few are left.
+void keep_mass(std::vector<Candidate>& candidates, size_t from, uint64_t target) {
+  auto begin = candidates.begin() + static_cast<std::ptrdiff_t>(from), end = candidates.end();
+  uint64_t mass = 0;  // of what lies before `begin` and stays
+  while (end - begin > 32) {
+    const auto middle = begin + (end - begin) / 2;
+    std::nth_element(begin, middle, end, before);
+    const uint64_t left = mass_of(begin, middle);
+    if (mass + left >= target) {
+      end = middle;
+    } else {
+      mass += left;
+      begin = middle;
+    }
+  }
+  std::sort(begin, end, before);
+  while (begin != end && mass < target) mass += (begin++)->mass;
+  candidates.erase(begin, candidates.end());
+}
+
+}  // namespace
+
+class Sampler::RowSampler {
+ public:
+  explicit RowSampler(const KernelTable& kernels) : kernels_(kernels) {}
+
+  void draw(const DrawRow& row, int64_t vocab_size, DrawResult& result) {
+    size_ = vocab_size;
+    raw_ = logits_ = row.logits;
+    block_max_.resize(static_cast<size_t>((vocab_size + kLogitsBlock - 1) / kLogitsBlock));
+    kernels_.block_max(logits_, size_, block_max_.data());
+    top_ = *std::max_element(block_max_.begin(), block_max_.end());
+    if (!(std::fabs(top_) < kInfinity)) {
+      result.status = DrawResult::Status::BrokenLogits;
+      result.token_id = first_broken();
+      return;
+    }
+    const float raw_top = top_;
+    const bool logprobs = row.params->num_logprobs >= 0;
+    raw_block_max_ = &block_max_;
+    if (!row.edits.empty()) {
+      if (logprobs) {
+        unedited_block_max_ = block_max_;
+        raw_block_max_ = &unedited_block_max_;
+      }
+      edit(*row.params, row.edits);
+      if (top_ == -kInfinity) {
+        result.status = DrawResult::Status::NothingLeft;
+        return;
+      }
+    }
+    result.token_id = row.params->temperature == 0 ? first_top() : draw_filtered(*row.params, row.position);
+    if (logprobs) add_logprobs(row.params->num_logprobs, raw_top, result);
+  }
+
+ private:
+  int64_t block_begin(size_t block) const { return static_cast<int64_t>(block) * kLogitsBlock; }
+  int64_t block_size(size_t block) const { return std::min<int64_t>(kLogitsBlock, size_ - block_begin(block)); }
+
+  int64_t first_broken() const {
+    const float* end = raw_ + size_;
+    const float* broken = std::find_if(raw_, end, [](float x) { return std::isnan(x); });
+    if (broken == end) broken = std::find(raw_, end, kInfinity);
+    return broken == end ? 0 : broken - raw_;
+  }
+
+  int64_t first_top() const {
+    const auto block = static_cast<size_t>(std::find(block_max_.begin(), block_max_.end(), top_) - block_max_.begin());
+    const float* begin = logits_ + block_begin(block);
+    return std::find(begin, begin + block_size(block), top_) - logits_;
+  }
+
+  // ---- edits ------------------------------------------------------------------------------------------------------
+
+  void edit(const DrawParams& params, const RowEdits& edits) {
+    edited_.assign(raw_, raw_ + size_);
+    logits_ = edited_.data();
+    changed_.assign(block_max_.size(), 0);
+    const auto change = [&](int32_t id) -> float& {
+      changed_[static_cast<size_t>(id / kLogitsBlock)] = 1;
+      return edited_[static_cast<size_t>(id)];
+    };
+    for (int64_t i = 0; i < edits.num_barred; ++i) change(edits.barred[i]) = -kInfinity;
+    for (int64_t i = 0; i < edits.num_bias; ++i) {
+      change(edits.bias_ids[i]) += edits.bias[i];
+    }
+    const float repetition = clamped_to_f32(params.repetition_penalty);
+    for (int64_t i = 0; i < edits.num_seen; ++i) {
+      float& x = change(edits.seen_ids[i]);
+      x = x > 0 ? x / repetition : x * repetition;
+      if (edits.counts[i] > 0) x -= static_cast<float>(edits.counts[i] * params.frequency_penalty + params.presence_penalty);
+      x = std::min(x, kLargest);
+    }
+    for (size_t block = 0; block < changed_.size(); ++block) {
+      if (changed_[block] != 0) kernels_.block_max(logits_ + block_begin(block), block_size(block), &block_max_[block]);
+    }
+    top_ = *std::max_element(block_max_.begin(), block_max_.end());
+  }
+
+  // ---- filters ----------------------------------------------------------------------------------------------------
+
+  float scaled(float x) const { return (x - top_) / temperature_; }
+
+  int64_t draw_filtered(const DrawParams& params, uint32_t position) {
+    temperature_ = clamped_to_f32(params.temperature);
+    const int64_t top_k = params.top_k > 0 && params.top_k < size_ ? params.top_k : 0;
+    const auto least_mass = static_cast<uint64_t>(params.min_p * kFixedPointOne);
+    if (top_k == 0 && least_mass == 0) {
+      if (params.top_p >= 1 || !keep_top_p_of_row(params.top_p)) {
+        return kernels_.draw_row(logits_, size_, block_max_.data(), top_, temperature_, params.seed, position, params.choice,
+                                 kDrawStream);
+      }
+    } else {
+      select(std::max(least_of_top_k(top_k), least_of_mass(least_mass)));
+      if (top_k > 0 && static_cast<size_t>(top_k) < candidates_.size()) {
+        std::nth_element(candidates_.begin(), candidates_.begin() + top_k, candidates_.end(), before);
+        candidates_.resize(static_cast<size_t>(top_k));
+      }
+      weigh(0);
+      if (least_mass > 0) {
+        const auto light = [least_mass](const Candidate& c) { return c.mass < least_mass; };
+        candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), light), candidates_.end());
+      }
+      const uint64_t target = nucleus_mass(params.top_p, mass_of(candidates_.begin(), candidates_.end()));
+      if (target > 0) keep_mass(candidates_, 0, target);
+    }
+    return draw_candidate(params, position);
+  }
+
+  // A bound (scaled) that at least top_k logits reach; -inf if there is no such filter.
+  float least_of_top_k(int64_t top_k) {
+    if (top_k == 0 || static_cast<size_t>(top_k) > block_max_.size()) return -kInfinity;
+    sorted_ = block_max_;
+    const auto kth = sorted_.begin() + (top_k - 1);
+    std::nth_element(sorted_.begin(), kth, sorted_.end(), std::greater<float>());
+    return scaled(*kth);
+  }
+
+  // A bound (scaled) that every logit of this mass reaches: a little below the logarithm.
+  float least_of_mass(uint64_t mass) const {
+    if (mass == 0) return -kInfinity;
+    const float probability = static_cast<float>(static_cast<double>(mass) / kFixedPointOne);
+    float log = 0;
+    kernels_.log(&probability, 1, &log);
+    return log - 0.001f;
+  }
+
+  // The candidates are the logits that reach `least` (scaled), ids ascending, without those at -inf: they come last in
+  // every order, have no mass and are never drawn.
+  void select(float least) {
+    least = std::max(least, -kLargest);
+    ids_.resize(static_cast<size_t>(size_) + 1);
+    values_.resize(static_cast<size_t>(size_) + 1);
+    const int64_t count = kernels_.select_scaled(logits_, size_, block_max_.data(), top_, temperature_, least, ids_.data(),
+                                                 values_.data());
+    candidates_.resize(static_cast<size_t>(count));
+    for (size_t i = 0; i < candidates_.size(); ++i) candidates_[i] = {values_[i], ids_[i], 0};
+  }
+
+  void weigh(size_t from) {
+    const size_t count = candidates_.size() - from;
+    values_.resize(std::max(values_.size(), count));
+    masses_.resize(std::max(masses_.size(), count));
+    for (size_t i = 0; i < count; ++i) values_[i] = candidates_[from + i].scaled;
+    kernels_.fixed_point_probs(values_.data(), static_cast<int64_t>(count), masses_.data());
+    for (size_t i = 0; i < count; ++i) candidates_[from + i].mass = masses_[i];
+  }
+
+  // top_p alone: a histogram of mass by scaled logit tells the bin in which the nucleus ends. Above it all stay, only the
+  // bin's own logits are looked at one by one. False: the whole row stays.
+  bool keep_top_p_of_row(double top_p) {
+    uint64_t bins[kMassBins];
+    kernels_.mass_histogram(logits_, size_, block_max_.data(), top_, temperature_, bins);
+    uint64_t total = 0;
+    for (const uint64_t mass : bins) total += mass;
+    const uint64_t target = nucleus_mass(top_p, total);
+    if (target == 0) return false;
+    int last = 0;
+    uint64_t above = 0;
+    for (; above + bins[last] < target; ++last) above += bins[last];
+    // Exact in f32: bin b is -scaled in [b, b + 1) / kMassBinsPerNat; the last one has no end.
+    const float end = last == kMassBins - 1 ? -kInfinity : -static_cast<float>(last + 1) / kMassBinsPerNat;
+    const float begin = -static_cast<float>(last) / kMassBinsPerNat;
+    select(end);
+    const auto inside = std::partition(candidates_.begin(), candidates_.end(),
+                                       [begin](const Candidate& c) { return c.scaled > begin; });
+    const auto from = static_cast<size_t>(inside - candidates_.begin());
+    weigh(from);
+    keep_mass(candidates_, from, target - above);
+    return true;
+  }
+
+  int64_t draw_candidate(const DrawParams& params, uint32_t position) {
+    const size_t count = candidates_.size();
+    if (count == 1) return candidates_[0].id;
+    ids_.resize(std::max(ids_.size(), count));
+    values_.resize(std::max(values_.size(), count));
+    for (size_t i = 0; i < count; ++i) ids_[i] = candidates_[i].id;
+    kernels_.gumbel_of_ids(params.seed, position, params.choice, kDrawStream, ids_.data(), static_cast<int64_t>(count),
+                           values_.data());
+    Candidate best = {-kInfinity, 0, 0};
+    for (size_t i = 0; i < count; ++i) {
+      const Candidate noisy = {candidates_[i].scaled + values_[i], ids_[i], 0};
+      if (i == 0 || before(noisy, best)) best = noisy;
+    }
+    return best.id;
+  }
+
+  // ---- logprobs ---------------------------------------------------------------------------------------------------
+
+  void add_logprobs(int64_t num_top, float raw_top, DrawResult& result) {
+    float top = 0, log_sum = 0;
+    kernels_.log_sum_exp(raw_, size_, &top, &log_sum);
+    const auto logprob = [&](float x) { return (x - raw_top) - log_sum; };
+    const float own = raw_[result.token_id];
+    result.logprob = logprob(own);
+    result.rank = 1;
+    for_blocks_from(own, [&](int64_t id) { result.rank += raw_[id] > own || (raw_[id] == own && id < result.token_id); });
+    const auto count = static_cast<size_t>(std::min(num_top, size_));
+    if (count == 0) return;
+    float least = -kInfinity;
+    if (count <= raw_block_max_->size()) {
+      sorted_ = *raw_block_max_;
+      std::nth_element(sorted_.begin(), sorted_.begin() + static_cast<std::ptrdiff_t>(count - 1), sorted_.end(),
+                       std::greater<float>());
+      least = sorted_[count - 1];
+    }
+    candidates_.clear();
+    for_blocks_from(least, [&](int64_t id) {
+      if (raw_[id] >= least) candidates_.push_back({raw_[id], static_cast<uint32_t>(id), 0});
+    });
+    const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(count);
+    std::partial_sort(candidates_.begin(), end, candidates_.end(), before);
+    for (auto c = candidates_.begin(); c != end; ++c) result.top.emplace_back(c->id, logprob(c->scaled));
+  }
+
+  // f(id) for all ids of the blocks that hold a raw logit >= least.
+  template <class F>
+  void for_blocks_from(float least, const F& f) const {
+    for (size_t block = 0; block < raw_block_max_->size(); ++block) {
+      if ((*raw_block_max_)[block] < least) continue;
+      const int64_t begin = block_begin(block), end = begin + block_size(block);
+      for (int64_t id = begin; id < end; ++id) f(id);
+    }
+  }
+
+  const KernelTable& kernels_;
+  // The row at hand.
+  int64_t size_ = 0;
+  const float* raw_ = nullptr;
+  const float* logits_ = nullptr;  // raw_, or edited_
+  float top_ = 0, temperature_ = 1;
+  const Floats* raw_block_max_ = nullptr;
+  // Kept from row to row for its memory.
+  Floats edited_, block_max_, unedited_block_max_, sorted_, values_;
+  std::vector<uint8_t> changed_;
+  std::vector<uint32_t> ids_;
+  std::vector<uint64_t> masses_;
+  std::vector<Candidate> candidates_;
+};
+
+Sampler::Sampler(const KernelTable& kernels, std::shared_ptr<ThreadTeam> team) : kernels_(kernels), team_(std::move(team)) {
+  for (int i = 0; i < (team_ ? team_->size() : 1); ++i) threads_.push_back(std::make_unique<RowSampler>(kernels_));
+}
+
+Sampler::~Sampler() = default;
+
+std::vector<DrawResult> Sampler::draw(const std::vector<DrawRow>& rows, int64_t vocab_size) {
+  class Rows final : public Job {  // one op, a tile per row
+   public:
+    Rows(Sampler& sampler, const std::vector<DrawRow>& rows, int64_t vocab_size, std::vector<DrawResult>& results)
+        : sampler_(sampler), rows_(rows), vocab_size_(vocab_size), results_(results) {}
+    int64_t next_op() override {
+      if (begun_) return -1;
+      begun_ = true;
+      return static_cast<int64_t>(rows_.size());
+    }
+    void run_tile(int64_t tile, int thread) override {
+      const auto i = static_cast<size_t>(tile);
+      try {
+        sampler_.threads_[static_cast<size_t>(thread)]->draw(rows_[i], vocab_size_, results_[i]);
+      } catch (const std::bad_alloc&) {
+        results_[i].status = DrawResult::Status::NoMemory;
+      }
+    }
+
+   private:
+    Sampler& sampler_;
+    const std::vector<DrawRow>& rows_;
+    const int64_t vocab_size_;
+    std::vector<DrawResult>& results_;
+    bool begun_ = false;
+  };
+
+  const std::lock_guard<std::mutex> one_caller(mutex_);
+  std::vector<DrawResult> results(rows.size());
+  Rows job(*this, rows, vocab_size, results);
+  if (team_ && rows.size() > 1) {
+    team_->run(job);
+  } else {
+    const FloatEnvironment environment;
+    for (size_t i = 0; i < rows.size(); ++i) job.run_tile(static_cast<int64_t>(i), 0);
+  }
+  return results;
+}
+
+}  // namespace hotloop
