@@ -4,27 +4,36 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hotloop.config import EngineConfig
-    from hotloop.engine.llm import LLM, StreamChunk
+    from hotloop.engine.async_llm import AsyncLLM
+    from hotloop.engine.generation import GenerationError, StreamChunk
+    from hotloop.engine.llm import LLM
+    from hotloop.engine.resume import Resume
     from hotloop.errors import HotloopError
     from hotloop.request import CompletionOutput, RequestOutput
     from hotloop.sampling_params import SamplingParams
 
 _HOMES = {
     "LLM": "hotloop.engine.llm",
-    "StreamChunk": "hotloop.engine.llm",
+    "AsyncLLM": "hotloop.engine.async_llm",
+    "Resume": "hotloop.engine.resume",
+    "StreamChunk": "hotloop.engine.generation",
     "EngineConfig": "hotloop.config",
     "SamplingParams": "hotloop.sampling_params",
     "RequestOutput": "hotloop.request",
     "CompletionOutput": "hotloop.request",
+    "GenerationError": "hotloop.engine.generation",
     "HotloopError": "hotloop.errors",
 }
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "EngineConfig",
+    "GenerationError",
     "HotloopError",
     "RequestOutput",
+    "Resume",
     "SamplingParams",
     "StreamChunk",
 ]

@@ -9,17 +9,19 @@ from numpy.typing import NDArray
 
 from hotloop import LLM, SamplingParams
 from hotloop.config import EngineConfig
-from hotloop.engine.model_runner import MAX_LOGITS_ROWS, ModelRunner
+from hotloop.engine.core import EngineCore
+from hotloop.engine.model_runner import ModelRunner
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.ops.batch import Chunk, ForwardBatch, build_batch
 from hotloop.weights.gguf import GGUFFile
 
+MAX_ROWS = 64  # that get logits in one step
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 def make_runner(path: Path, **config: Any) -> ModelRunner:
     with GGUFFile.open(path) as gguf:
-        return ModelRunner(gguf, EngineConfig(**config))
+        return ModelRunner(gguf, EngineConfig(**{"max_num_seqs": MAX_ROWS, **config}))
 
 
 def all_logits(runner: ModelRunner, token_ids: Sequence[int], chunks: Sequence[int] = ()) -> NDArray[np.float32]:
@@ -30,7 +32,7 @@ def all_logits(runner: ModelRunner, token_ids: Sequence[int], chunks: Sequence[i
     begin = 0
     sizes = iter(chunks)
     while begin < len(token_ids):
-        size = min(next(sizes, MAX_LOGITS_ROWS), MAX_LOGITS_ROWS, runner.max_tokens)
+        size = min(next(sizes, MAX_ROWS), MAX_ROWS, runner.max_tokens)
         end = min(begin + size, len(token_ids))
         assert manager.allocate("x", end)
         rows.append(runner.forward(batch_of(manager, token_ids, begin, end)).copy())
@@ -50,9 +52,13 @@ def assert_same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
 
 
 def assert_idle(llm: LLM) -> None:
-    """No request, no block and no unread delta is left."""
-    core = llm._core
+    """No request, no block in use and no unread delta is left."""
+    assert_core_idle(llm._core)
+    assert not llm._router.num_open
+
+
+def assert_core_idle(core: EngineCore) -> None:
     assert not core.has_work
+    assert not core.scheduler.has_work
     assert core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
-    core.kv_cache.check_invariants()
-    assert not llm._deltas
+    core.scheduler.check_invariants()

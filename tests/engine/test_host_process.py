@@ -136,7 +136,7 @@ def test_an_answer_survives_a_probe_that_cannot_run(model: Path, monkeypatch: py
     def refuse(threads: int) -> None:
         raise CapacityError("no memory to measure")
 
-    monkeypatch.setattr("hotloop.engine.llm.cached_read_bandwidth", refuse)
+    monkeypatch.setattr("hotloop.telemetry.ceilings.cached_read_bandwidth", refuse)
     output = LLM(model).generate(["hello"], SAMPLED)[0]
     assert output.timings is not None
     assert (output.timings["read_bandwidth_ceiling_bytes_per_s"], output.timings["mbu"]) == (0, 0)

@@ -13,7 +13,8 @@ import pytest
 from engine.engines import GREEDY, assert_idle
 from hotloop import LLM, SamplingParams
 from hotloop.errors import CapacityError, HotloopError, InvalidRequestError, ModelNotFoundError
-from tiny_models import write_tiny_model
+from hotloop.ops.batch import ForwardBatch
+from tiny_models import random_tokens, write_tiny_model
 
 PROMPTS = ["hello", "the quick brown fox", "a"]
 
@@ -230,10 +231,10 @@ def test_broken_logits_fail_that_request_only(
     expected = llm.generate("hello", GREEDY)[0].outputs[0].text
     forward = llm._runner.forward
 
-    def break_long_prompts(batch: object) -> np.ndarray:
-        logits = forward(batch).copy()  # type: ignore[arg-type]
-        if batch.seq_lens[0] > 60:  # type: ignore[attr-defined]
-            logits[:, 7] = np.nan
+    def break_long_prompts(batch: ForwardBatch) -> np.ndarray:
+        logits = forward(batch).copy()
+        rows = np.searchsorted(batch.query_start, batch.logits_rows, side="right") - 1
+        logits[batch.seq_lens[rows] > 60, 7] = np.nan
         return logits
 
     monkeypatch.setattr(llm._runner, "forward", break_long_prompts)
@@ -288,12 +289,32 @@ def test_timings_follow_the_schema_and_the_definitions(llm: LLM) -> None:
     assert timings["kv_bytes_per_step"] == pytest.approx(256 * (n + 6), abs=1)
 
 
-def test_timings_of_one_token_and_of_a_request_that_waited(llm: LLM) -> None:  # known fault B107
+PARTS = ("queued_s", "own_prefill_s", "own_decode_s", "others_prefill_s", "preempted_s", "engine_overhead_s")
+
+
+def test_timings_add_up(model: Path) -> None:
+    """Under chunks, mixed steps and preemptions; E2E = TTFT + TPOT (n - 1)."""
+    small = LLM(model, max_num_batched_tokens=16, kv_cache_memory_bytes=8 * 16 * 256, enable_prefix_caching=False)
+    params = SamplingParams(max_tokens=50, ignore_eos=True)
+    outputs = small.generate([random_tokens(i, 5 + 5 * i) for i in range(10)], params)
+    for output in outputs:
+        timings = output.timings
+        assert timings is not None
+        assert sum(timings[part] for part in PARTS) == pytest.approx(timings["e2e_s"], abs=1e-6)
+        n = len(output.outputs[0].token_ids)
+        assert timings["ttft_s"] + timings["tpot_s"] * (n - 1) == pytest.approx(timings["e2e_s"], abs=1e-6)
+    totals = {part: sum(o.timings[part] for o in outputs if o.timings) for part in PARTS}
+    assert min(totals.values()) > 0, totals
+    assert sum(o.timings["preemptions"] for o in outputs if o.timings) > 0
+
+
+def test_timings_of_one_token_and_of_a_request_that_waited(model: Path) -> None:  # known fault B107
+    llm = LLM(model, max_num_seqs=1)
     long, one = llm.generate([[5] * 20] * 2, [GREEDY, SamplingParams(temperature=0, max_tokens=1)])
     assert long.timings is not None
     assert one.timings is not None
     # Both arrived before anything ran: the second waited at least while the first decoded.
-    assert one.timings["ttft_s"] > long.timings["decode_s"] > 0
+    assert one.timings["queued_s"] > long.timings["decode_s"] > 0
     assert long.timings["ttft_s"] > 0
     assert [one.timings[k] for k in ("decode_s", "decode_tokens_per_s", "kv_bytes_per_step", "mbu")] == [0] * 4
 

@@ -35,8 +35,12 @@ def ending(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     return llm
 
 
+def answers(llm: LLM, **params: Any) -> list[CompletionOutput]:
+    return llm.generate(PROMPT, SamplingParams(**{"temperature": 0, **params}))[0].outputs
+
+
 def answer(llm: LLM, **params: Any) -> CompletionOutput:
-    return llm.generate(PROMPT, SamplingParams(**{"temperature": 0, **params}))[0].outputs[0]
+    return answers(llm, **params)[0]
 
 
 def some_token(llm: LLM) -> int:
@@ -48,6 +52,7 @@ def some_text(llm: LLM) -> str:
     return llm.tokenizer.decode([some_token(llm)])
 
 
+LONG = {"temperature": 3.0, "seed": 1, "min_tokens": 64, "max_tokens": 64}  # so long that tokens repeat
 HOT = {"temperature": 1.5, "seed": 1}
 # For each parameter: parameters of a request, and a change that must show in its answer.
 EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -55,6 +60,11 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "top_p": (HOT, {"top_p": 1e-9}),
     "top_k": (HOT, {"top_k": 1}),
     "min_p": (HOT, {"min_p": 1.0}),
+    "repetition_penalty": (LONG, {"repetition_penalty": 3.0}),
+    "presence_penalty": (LONG, {"presence_penalty": 2.0}),
+    "frequency_penalty": (LONG, {"frequency_penalty": 2.0}),
+    "logit_bias": ({}, {"logit_bias": lambda llm: {some_token(llm): -100}}),
+    "n": ({}, {"n": 2}),
     "seed": (HOT, {"seed": 2}),
     "max_tokens": ({}, {"max_tokens": 3}),
     "min_tokens": ({}, {"min_tokens": LENGTH + 2}),
@@ -69,16 +79,16 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def test_every_parameter_is_in_the_table() -> None:  # known fault B137
     assert EFFECTS.keys() == {f.name for f in fields(SamplingParams)}
-    with pytest.raises(TypeError, match="frequency_penalty"):  # one that is not there yet
-        SamplingParams(frequency_penalty=1.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="typical_p"):  # one that is not there yet
+        SamplingParams(typical_p=1.0)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", EFFECTS)
 def test_every_parameter_has_an_effect(ending: LLM, name: str) -> None:  # known fault B137
     before, change = ({k: v(ending) if callable(v) else v for k, v in part.items()} for part in EFFECTS[name])
-    plain = answer(ending, **before)
-    assert answer(ending, **before) == plain
-    assert answer(ending, **{**before, **change}) != plain
+    plain = answers(ending, **before)
+    assert answers(ending, **before) == plain
+    assert answers(ending, **{**before, **change}) != plain
     assert_idle(ending)
 
 

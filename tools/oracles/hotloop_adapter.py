@@ -12,7 +12,7 @@ from gguf_model import F32
 
 from hotloop.config import EngineConfig
 from hotloop.engine.core import EngineCore
-from hotloop.engine.model_runner import MAX_LOGITS_ROWS, ModelRunner
+from hotloop.engine.model_runner import ModelRunner
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.ops.batch import Chunk, build_batch
 from hotloop.request import Request, RequestId
@@ -39,8 +39,8 @@ def hotloop_logits(model: Path, token_ids: Sequence[int], *, activations: Activa
     allocated = manager.allocate(REQUEST, len(token_ids))
     assert allocated, "the pool has room for MAX_MODEL_LEN tokens"
     out = np.empty((len(token_ids), runner.model.config.vocab_size), np.float32)
-    for begin in range(0, len(token_ids), MAX_LOGITS_ROWS):
-        chunk = token_ids[begin : begin + MAX_LOGITS_ROWS]
+    for begin in range(0, len(token_ids), runner.max_num_seqs):
+        chunk = token_ids[begin : begin + runner.max_num_seqs]
         batch = build_batch([Chunk(chunk, begin, manager.block_tables(REQUEST))], manager.layout.block_sizes)
         out[begin : begin + len(chunk)] = runner.forward(batch)
     return out
@@ -48,9 +48,10 @@ def hotloop_logits(model: Path, token_ids: Sequence[int], *, activations: Activa
 
 def hotloop_greedy(model: Path, prompt_ids: Sequence[int], num_tokens: int) -> list[int]:
     """The greedy continuation by the engine, int8 activations and f16 KV, past any end-of-text token."""
-    core = EngineCore(_runner(model, "int8", "f16"))
+    runner = _runner(model, "int8", "f16")
+    core = EngineCore(runner, runner.config)
     params = SamplingParams(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, max_tokens=num_tokens)
-    core.add(Request(REQUEST, list(prompt_ids), params, 0, num_tokens, frozenset()))
+    core.add([Request(REQUEST, list(prompt_ids), params, 0, num_tokens, frozenset())])
     out: list[int] = []
     while core.has_work:
         for delta in core.step():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from hotloop.models.config import kv_groups
 from hotloop.models.registry import load_model_spec
 from hotloop.ops.batch import Chunk, ForwardBatch, build_batch
 from hotloop.weights.gguf import GGUFFile
+
+MAX_TOKENS = 512  # of one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,10 @@ def load_runner(gguf: GGUFFile, num_requests: int, num_tokens: int, threads: int
         raise InvalidRequestError(
             f"--context and --tokens ask for {num_tokens} positions; the model has {config.context_length}"
         )
-    engine = EngineConfig(threads=threads, isa=isa)
+    engine = EngineConfig(threads=threads, isa=isa, max_num_seqs=num_requests, max_num_batched_tokens=MAX_TOKENS)
     layout = KVLayout(kv_groups(config), engine.block_size, engine.kv_dtype)
     pool_bytes = num_requests * layout.blocks_for(num_tokens) * layout.block_bytes
-    runner = ModelRunner(gguf, EngineConfig(threads=threads, isa=isa, kv_cache_memory_bytes=pool_bytes))
+    runner = ModelRunner(gguf, replace(engine, kv_cache_memory_bytes=pool_bytes))
     # Pages that were never written all are the one zero page, which never leaves the cache.
     noise = np.random.default_rng(0).normal(size=1 << 19).astype(np.float16 if engine.kv_dtype == "f16" else np.float32)
     pool = runner.storage.pool.view(noise.dtype)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hotloop.bench.batches import BatchMaker, Span, load_runner
+from hotloop.bench.batches import MAX_TOKENS, BatchMaker, Span, load_runner
 from hotloop.bench.options import BenchOptions, Report, model_peak_kind
 from hotloop.bench.profile import profile_step, profile_table, weight_bytes_by_kind
 from hotloop.bench.timing import Probe, figures, shares, timed_blocks
-from hotloop.engine.model_runner import MAX_LOGITS_ROWS, ModelRunner
+from hotloop.engine.model_runner import ModelRunner
 from hotloop.errors import InvalidRequestError
 from hotloop.ops.batch import ForwardBatch
 from hotloop.telemetry.traffic import flops_per_step, weight_bytes_per_step
@@ -27,8 +27,8 @@ def bench_decode(
 
     Raises: InvalidRequestError for a batch or a context that cannot be computed.
     """
-    if max(options.batches) > MAX_LOGITS_ROWS:
-        raise InvalidRequestError(f"--batch {max(options.batches)} is more than the {MAX_LOGITS_ROWS} rows of a step")
+    if max(options.batches) > MAX_TOKENS:
+        raise InvalidRequestError(f"--batch {max(options.batches)} is more than the {MAX_TOKENS} tokens of a step")
     context = DEFAULT_CONTEXT_TOKENS if options.context_tokens is None else options.context_tokens
     num_steps = DEFAULT_TOKENS if options.tokens is None else options.tokens
     runner = load_runner(gguf, max(options.batches), context + num_steps, options.threads, options.isa)

@@ -28,6 +28,9 @@ def command(
     stop: opt.Stop = None,
     threads: opt.Threads = None,
     max_model_len: opt.MaxModelLen = None,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = 512,
+    block_size: opt.BlockSize = 16,
+    kv_cache_memory_bytes: opt.KvCacheMemoryBytes = None,
     kv_dtype: opt.KvDtype = "f16",
     isa: opt.Isa = None,
     yes: opt.Yes = False,
@@ -36,7 +39,11 @@ def command(
     params = opt.sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
     )
-    llm = opt.load(model, yes=yes, threads=threads, max_model_len=max_model_len, kv_dtype=kv_dtype, isa=isa)
+    llm = opt.load(
+        model, yes=yes, isa=isa, threads=threads, max_model_len=max_model_len, max_num_seqs=1,
+        max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
+        kv_cache_memory_bytes=kv_cache_memory_bytes, kv_dtype=kv_dtype,
+    )  # fmt: skip
     converse(llm, params, system)
 
 

@@ -1,7 +1,8 @@
-"""Options that `run` and `chat` share, and what they turn into."""
+"""Options that several commands share, and what they turn into."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,24 +26,31 @@ MaxTokens = Annotated[int, typer.Option(help="At most so many new tokens.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text. May be repeated.")]
 Threads = Annotated[int | None, typer.Option(help="Default: the physical cores this process may use.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Context in tokens. Default: the model's.")]
-KvDtype = Annotated[str, typer.Option(help="KV cache dtype: f16 or f32.")]
+MaxNumSeqs = Annotated[int, typer.Option(help="Requests that run together.")]
+MaxNumBatchedTokens = Annotated[int, typer.Option(help="Tokens of one step; longer prompts take several.")]
+BlockSize = Annotated[int, typer.Option(help="Tokens of a KV block.")]
+KvCacheMemoryBytes = Annotated[
+    int | None,
+    typer.Option(help="KV pool. Default: max-num-seqs times max-model-len, at most half of the free memory."),
+]
+EnablePrefixCaching = Annotated[bool, typer.Option(help="Prompts that begin alike share KV blocks.")]
+SchedulingPolicy = Annotated[str, typer.Option(help="fcfs or priority (lower runs first).")]
+KvDtype = Annotated[str, typer.Option(help="KV cache dtype.")]
 Isa = Annotated[str | None, typer.Option(help="Kernel set; default: the best here, or $HOTLOOP_ISA.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Pull a missing model without asking.")]
 
 
-def load(
-    model: str, *, yes: bool, threads: int | None, max_model_len: int | None, kv_dtype: str, isa: str | None
-) -> LLM:
-    """Resolve MODEL (offering to pull it) and load it."""
+def load(model: str, *, yes: bool, isa: str | None, tell: bool = False, **options: Any) -> LLM:
+    """Resolve MODEL (offering to pull it) and load it. options: EngineConfig's fields. tell: print what they became."""
     from hotloop.cli.models import require_model
 
     path = require_model(model, yes=yes)
     from hotloop.engine.llm import LLM
 
-    options: dict[str, Any] = {"threads": threads, "max_model_len": max_model_len, "kv_dtype": kv_dtype}
-    if isa is not None:
-        options["isa"] = isa
-    return LLM(path, **options)
+    llm = LLM(path, **options, **({} if isa is None else {"isa": isa}))
+    if tell:
+        print(f"{llm.path.name}: {llm.info}", file=sys.stderr)
+    return llm
 
 
 def sampling(

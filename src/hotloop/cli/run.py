@@ -12,7 +12,8 @@ from hotloop.cli import options as opt
 from hotloop.cli.terminal import show_answer
 
 if TYPE_CHECKING:
-    from hotloop.engine.llm import LLM, StreamChunk
+    from hotloop.engine.generation import StreamChunk
+    from hotloop.engine.llm import LLM
     from hotloop.request import RequestOutput
 
 
@@ -37,6 +38,9 @@ def command(
     ] = False,
     threads: opt.Threads = None,
     max_model_len: opt.MaxModelLen = None,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = 512,
+    block_size: opt.BlockSize = 16,
+    kv_cache_memory_bytes: opt.KvCacheMemoryBytes = None,
     kv_dtype: opt.KvDtype = "f16",
     isa: opt.Isa = None,
     yes: opt.Yes = False,
@@ -49,7 +53,11 @@ def command(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
     )
     text = sys.stdin.read() if prompt == "-" else prompt
-    llm = opt.load(model, yes=yes, threads=threads, max_model_len=max_model_len, kv_dtype=kv_dtype, isa=isa)
+    llm = opt.load(
+        model, yes=yes, isa=isa, tell=stats, threads=threads, max_model_len=max_model_len, max_num_seqs=1,
+        max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
+        kv_cache_memory_bytes=kv_cache_memory_bytes, kv_dtype=kv_dtype,
+    )  # fmt: skip
     if text is None:
         from hotloop.cli.chat import converse
 

@@ -4,143 +4,353 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hotloop.config import EngineConfig
 from hotloop.engine.arithmetic import own_arithmetic
-from hotloop.engine.model_runner import ModelRunner
-from hotloop.errors import CapacityError, HotloopError, InvalidRequestError
+from hotloop.engine.batch_builder import BatchBuilder
+from hotloop.engine.runner import Runner
+from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.kv_cache.manager import KVCacheManager
-from hotloop.ops.batch import Chunk, ForwardBatch, build_batch
 from hotloop.request import FinishReason, Request, RequestId, TokenDelta, TokenLogprobs
-from hotloop.sampling.sampler import RowParams, sample, token_logprobs
+from hotloop.sampling.draw import Draw, Row, draw
+from hotloop.sampling.state import SamplerState
+from hotloop.scheduler.limits import SchedulerLimits
+from hotloop.scheduler.output import ScheduledRequest, SchedulerOutput
+from hotloop.scheduler.policies import ByPriority, FirstComeFirstServed, Policies
+from hotloop.scheduler.scheduler import Scheduler
+from hotloop.telemetry.steps import StepLog, StepRecord
+from hotloop.telemetry.timings import RequestClock
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """What one step did. forward_s, sample_s: seconds. kv_bytes: KV bytes read by its decode tokens."""
+@dataclass(slots=True, eq=False)
+class _Live:
+    """What the core holds of a request beside its blocks. sampler: from its first draw on."""
 
-    num_tokens: int
-    num_decode_tokens: int
-    forward_s: float
-    sample_s: float
-    kv_bytes: int
+    request: Request
+    clock: RequestClock
+    sampler: SamplerState | None = None
 
 
 class EngineCore:
-    """Runs requests first come, first served, one at a time; a prompt is computed in chunks of the step's budget."""
+    """Runs all requests that are there, together: every step computes some tokens of each and draws where a request is
+    at its last token.
 
-    def __init__(self, runner: ModelRunner) -> None:
+    config: only what concerns scheduling and the prefix cache; sizes are the runner's. Not thread-safe;
+    `client.InProcessClient` is.
+    """
+
+    def __init__(self, runner: Runner, config: EngineConfig, policies: Policies | None = None) -> None:
         self.runner = runner
-        self.kv_cache = KVCacheManager(runner.storage.layout, runner.storage.num_blocks)
-        self.last_step: StepRecord | None = None
-        self._queue: deque[Request] = deque()
+        self.steps = StepLog()
+        self._prefix_caching = config.enable_prefix_caching
+        self._policies = policies or Policies(
+            order=ByPriority() if config.scheduling_policy == "priority" else FirstComeFirstServed()
+        )
+        self._limits = SchedulerLimits(
+            max_num_seqs=runner.max_num_seqs, max_num_batched_tokens=runner.max_tokens,
+            max_model_len=runner.max_model_len,
+        )  # fmt: skip
+        layout = runner.layout
+        self._builder = BatchBuilder(
+            layout.block_sizes,
+            max_requests=runner.max_num_seqs, max_tokens=runner.max_tokens, max_model_len=runner.max_model_len,
+        )  # fmt: skip
+        self._kv_reads = [(layout.token_bytes(g), group.window) for g, group in enumerate(layout.groups)]
+        self._live: dict[RequestId, _Live] = {}
+        self._unfinished: SchedulerOutput | None = None  # scheduled, and interrupted before anything changed
+        self._is_changing = False
+        self._reset()
+
+    def _reset(self) -> None:
+        """A scheduler and a KV cache that hold nothing."""
+        self.kv_cache = KVCacheManager(
+            self.runner.layout, self.runner.num_blocks, prefix_caching=self._prefix_caching
+        )
+        self.scheduler = Scheduler(self.kv_cache, self._limits, self._policies)
+        self._live.clear()
+        self._unfinished = None
+        self._is_changing = False
+        self._builder.forget()
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queue)
+        return bool(self._live)
 
-    def add(self, request: Request) -> None:
-        """Admit a request. Raises as ``check``."""
-        self.check(request)
-        self._queue.append(request)
+    @property
+    def last_step(self) -> StepRecord | None:
+        return self.steps.last
 
     def check(self, request: Request) -> None:
-        """Whether a request can be served at all.
+        """Whether a request can be served at all; depends on nothing that changes.
 
         Raises: InvalidRequestError if its tokens are outside the vocabulary or its prompt fills the context;
         CapacityError if it can never fit in the KV pool.
         """
-        vocab_size = self.runner.model.config.vocab_size
-        prompt = request.prompt_token_ids
-        if not prompt:
+        vocab_size = self.runner.vocab_size
+        if not request.prompt_token_ids:
             raise InvalidRequestError("the prompt is empty; give at least one token")
-        for token_id in prompt:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequestError(f"prompt token id {token_id} is outside the vocabulary 0..{vocab_size - 1}")
-        if len(prompt) >= self.runner.max_model_len:
-            raise InvalidRequestError(
-                f"the prompt has {len(prompt)} tokens and the context length is {self.runner.max_model_len}; "
-                f"shorten the prompt or raise max_model_len"
-            )
+        for what, ids in (("prompt", request.prompt_token_ids), ("output", request.output_token_ids)):
+            if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+                bad = next(i for i in ids if not 0 <= i < vocab_size)
+                raise InvalidRequestError(f"{what} token id {bad} is outside the vocabulary 0..{vocab_size - 1}")
         request.params.check_vocabulary(vocab_size)
-        needed = self.kv_cache.layout.blocks_for(len(prompt) + request.max_tokens - 1)
-        if needed > self.kv_cache.num_blocks:
-            raise CapacityError(
-                f"the request needs {needed} KV blocks ({len(prompt)} prompt + {request.max_tokens} new tokens) and the "
-                f"pool has {self.kv_cache.num_blocks}; lower max_tokens or raise kv_cache_memory_bytes"
-            )
+        self.scheduler.check(request)
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Admit requests, all or none of them; choices of one prompt belong in one call. Raises as ``check``."""
+        for request in requests:
+            self.check(request)
+            if request.request_id in self._live:
+                raise InvalidRequestError(f"request id {request.request_id!r} is in use")
+        for request in requests:
+            self._live[request.request_id] = _Live(request, RequestClock(request.arrival_s or time.perf_counter()))
+        self.scheduler.add(requests)
 
     def abort(self, request_id: RequestId) -> None:
         """Drop a request in whatever state it is; an unknown id is fine."""
-        self.kv_cache.free(request_id)
-        self._queue = deque(r for r in self._queue if r.request_id != request_id)
+        if self._live.pop(request_id, None) is not None:
+            self.scheduler.abort(request_id)
+
+    def abort_all(self) -> None:
+        for request_id in list(self._live):
+            self.abort(request_id)
 
     @own_arithmetic()
     def step(self) -> list[TokenDelta]:
-        """One step: compute the next chunk of the oldest request and, at its end, draw a token.
+        """One step. What goes wrong in a request ends that request with an error, and no other.
 
-        What goes wrong in it ends that request with an error, and no other.
+        Ctrl-C may come at any moment: before tokens are drawn the next step does this one again; while the books are being
+        changed, which takes microseconds, all requests are given up.
         """
-        if not self._queue:
-            return []
-        request = self._queue[0]
+        if self._is_changing:
+            return self._give_up("the step was interrupted")
         try:
-            deltas = self._advance(request)
+            return self._step()
+        except Exception as error:  # a bug of the engine: nobody can tell whose
+            _log.exception("a step failed")
+            return self._give_up(f"{type(error).__name__}: {error}")
+
+    # ---- one step ---------------------------------------------------------------------------------------------------
+
+    def _step(self) -> list[TokenDelta]:
+        start_s = time.perf_counter()
+        output = self._schedule(start_s)
+        scheduled_s = time.perf_counter()
+        deltas = [self._end(i, "the request's deadline passed") for i in output.expired if i in self._live]
+        if not output.scheduled:
+            self._unfinished = None
+            return deltas
+        if output.block_copies:
+            self.runner.copy_blocks(output.block_copies)
+        batch = self._builder.build(output.scheduled, self.kv_cache.block_tables)
+        built_s = time.perf_counter()
+        failed: dict[RequestId, str] = {}
+        try:
+            logits = self.runner.forward(batch)
         except Exception as error:
-            message = str(error)
-            if not isinstance(error, HotloopError):  # a bug, or no memory: the log keeps the traceback
-                _log.exception("the step of %s failed", request.request_id)
-                message = f"{type(error).__name__}: {error}"
-            deltas = [TokenDelta(request.request_id, (), (), None, message)]
-        if deltas and (deltas[0].finish_reason or deltas[0].error):
-            self.abort(request.request_id)
-        return deltas
-
-    def _advance(self, request: Request) -> list[TokenDelta]:
-        """Compute the next chunk of a request and, at its end, draw a token."""
-        begin = request.num_computed_tokens
-        end = min(request.num_tokens, begin + self.runner.max_tokens)
-        allocated = self.kv_cache.allocate(request.request_id, end)
-        assert allocated, "admission reserved the blocks"
-        draws = end == request.num_tokens
-
-        started_s = time.perf_counter()
-        logits = self.runner.forward(self._batch(request, begin, end, draws))
+            logits = self._forward_one_by_one(output.scheduled, error, failed)
         forwarded_s = time.perf_counter()
-        request.num_computed_tokens = end
-        is_decode = begin >= len(request.prompt_token_ids)
-        deltas = [self._draw(request, logits[0])] if draws else []
-        self.last_step = StepRecord(
-            end - begin, int(is_decode), forwarded_s - started_s, time.perf_counter() - forwarded_s,
-            self.kv_cache.layout.bytes_read([end]) if is_decode else 0,
-        )  # fmt: skip
+        owners, results = self._draw(output, logits, failed)
+        drawn_s = time.perf_counter()
+        self._unfinished, self._is_changing = None, True
+        for request_id, message in failed.items():
+            deltas.append(self._end(request_id, message))
+            self.scheduler.abort(request_id)
+        if failed:
+            output = self._without_the_dead(output)
+        ended = self._append(output, owners, results)
+        num_decode, kv_bytes = self._account(output, start_s, time.perf_counter(), forwarded_s - built_s)
+        deltas += self._deltas(owners, results, ended)
+        self._is_changing = False
+        num_tokens = len(batch.token_ids)
+        self.steps.append(StepRecord(
+            start_s, scheduled_s - start_s, built_s - scheduled_s, forwarded_s - built_s, drawn_s - forwarded_s,
+            time.perf_counter() - drawn_s, len(output.scheduled), num_tokens - num_decode, num_decode, len(owners),
+            len(output.preempted), self.runner.weight_bytes_per_step, kv_bytes,
+        ))  # fmt: skip
         return deltas
 
-    def _batch(self, request: Request, begin: int, end: int, draws: bool) -> ForwardBatch:
-        tables = self.kv_cache.block_tables(request.request_id)
-        chunk = Chunk(request.token_ids(begin, end), begin, tables, "last" if draws else "none")
-        return build_batch([chunk], self.kv_cache.layout.block_sizes)
+    def _schedule(self, now_s: float) -> SchedulerOutput:
+        """What this step computes: what an interrupted one left, or the scheduler's next choice."""
+        if self._unfinished is not None:
+            self._unfinished = self._without_the_dead(self._unfinished)
+            return self._unfinished
+        self._is_changing = True
+        output = self.scheduler.schedule(now_s)
+        for request_id in output.preempted:
+            self._live[request_id].clock.recomputes = True
+        self._unfinished, self._is_changing = output, False
+        return output
 
-    def _draw(self, request: Request, logits: np.ndarray) -> TokenDelta:
-        params = request.params
-        num_output = len(request.output_token_ids)
-        barred = request.stop_token_ids if num_output < params.min_tokens else frozenset()
-        row = RowParams(
-            params.temperature or 0.0, params.top_k or 0, params.top_p or 1.0, params.min_p or 0.0, request.seed
-        )
-        token = sample(self.runner.isa, logits, row, position=request.num_tokens, barred=sorted(barred))
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        if params.logprobs is not None:
-            logprobs = (token_logprobs(self.runner.isa, logits, token, params.logprobs),)
-        request.output_token_ids.append(token)
-        finish: FinishReason | None = None
-        if token in request.stop_token_ids:
-            finish = "stop"
-        elif num_output + 1 >= request.max_tokens:
-            finish = "length"
-        return TokenDelta(request.request_id, (token,), logprobs, finish)
+    def _without_the_dead(self, output: SchedulerOutput) -> SchedulerOutput:
+        def lives(request: Request) -> bool:
+            live = self._live.get(request.request_id)
+            return live is not None and live.request is request
+
+        forks = {parent: tuple(c for c in children if lives(c)) for parent, children in output.forks.items()}
+        return replace(output, scheduled=tuple(s for s in output.scheduled if lives(s.request)), forks=forks)
+
+    def _forward_one_by_one(
+        self, scheduled: Sequence[ScheduledRequest], error: Exception, failed: dict[RequestId, str]
+    ) -> NDArray[np.float32]:
+        """After a forward pass failed: each request in a pass of its own, so that only those fail that must.
+
+        Returns float32 [L, vocab_size] of those that draw; zeros for requests that are now in ``failed``.
+        """
+        _log.error("a forward pass of %d requests failed", len(scheduled), exc_info=error)
+        rows = np.zeros((sum(s.draws for s in scheduled), self.runner.vocab_size), np.float32)
+        index = 0
+        for entry in scheduled:
+            try:
+                if len(scheduled) == 1:
+                    raise error
+                logits = self.runner.forward(self._builder.build([entry], self.kv_cache.block_tables))
+                if entry.draws:
+                    rows[index] = logits[0]
+            except Exception as its_own:
+                failed[entry.request.request_id] = _message(its_own)
+            index += entry.draws
+        return rows
+
+    def _draw(
+        self, output: SchedulerOutput, logits: NDArray[np.float32], failed: dict[RequestId, str]
+    ) -> tuple[list[_Live], list[Draw]]:
+        """Tokens of the requests at their end, and of the choices that fork off them. Adds to ``failed``."""
+        owners: list[_Live] = []
+        rows: list[Row] = []
+        logits_rows: list[int] = []
+        index = -1
+        for entry in output.scheduled:
+            if not entry.draws:
+                continue
+            index += 1
+            request = entry.request
+            children = output.forks.get(request.request_id, ())
+            if request.request_id in failed:
+                failed.update({child.request_id: failed[request.request_id] for child in children})
+                continue
+            for drawing in (request, *children) if children else (request,):
+                live = self._live[drawing.request_id]
+                if live.sampler is None:
+                    live.sampler = self._sampler(drawing)
+                owners.append(live)
+                rows.append(Row(live.sampler, drawing.num_tokens))
+                logits_rows.append(index)
+        results = self._draw_rows(logits, rows, logits_rows)
+        drawn: list[tuple[_Live, Draw]] = []
+        for live, result in zip(owners, results, strict=True):
+            if isinstance(result, Draw):
+                drawn.append((live, result))
+            else:
+                failed[live.request.request_id] = _message(result)
+        return [live for live, _ in drawn], [result for _, result in drawn]
+
+    def _draw_rows(
+        self, logits: NDArray[np.float32], rows: Sequence[Row], logits_rows: Sequence[int]
+    ) -> Sequence[Draw | Exception]:
+        """``draw``; should the whole of it fail, each row alone."""
+        try:
+            return draw(self.runner.isa, logits, rows, logits_rows=logits_rows)
+        except Exception:
+            _log.exception("drawing %d tokens failed", len(rows))
+        results: list[Draw | Exception] = []
+        for row, index in zip(rows, logits_rows, strict=True):
+            try:
+                results += draw(self.runner.isa, logits[index : index + 1], [row])
+            except Exception as error:
+                results.append(error)
+        return results
+
+    def _sampler(self, request: Request) -> SamplerState:
+        return SamplerState(
+            request.params, seed=request.seed, choice=request.choice, prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=request.output_token_ids, stop_token_ids=request.stop_token_ids,
+            vocab_size=self.runner.vocab_size,
+        )  # fmt: skip
+
+    def _append(
+        self, output: SchedulerOutput, owners: Sequence[_Live], results: Sequence[Draw]
+    ) -> dict[RequestId, FinishReason]:
+        """Give the drawn tokens to their requests and the scheduler; returns who is at its end, and why."""
+        tokens: dict[RequestId, list[int]] = {}
+        ended: dict[RequestId, FinishReason] = {}
+        for live, result in zip(owners, results, strict=True):
+            request, token_id = live.request, result.token_id
+            tokens[request.request_id] = [token_id]
+            assert live.sampler is not None
+            live.sampler.push(token_id)
+            if token_id in request.stop_token_ids:
+                ended[request.request_id] = "stop"
+            elif len(request.output_token_ids) + 1 >= request.max_tokens:
+                ended[request.request_id] = "length"
+        self.scheduler.update(output, tokens, set(ended))
+        return ended
+
+    def _account(self, output: SchedulerOutput, start_s: float, end_s: float, forward_s: float) -> tuple[int, int]:
+        """Add the step to its requests' clocks. Returns the number of decode tokens and the KV bytes they read."""
+        decodes = [
+            s.num_tokens == 1 and self._live[s.request.request_id].clock.first_token_s > 0 for s in output.scheduled
+        ]
+        num_tokens = sum(s.num_tokens for s in output.scheduled)
+        num_decode = sum(decodes)
+        num_prefill = num_tokens - num_decode
+        step = self.steps.num_steps
+        kv_bytes = 0
+        for entry, is_decode in zip(output.scheduled, decodes, strict=True):
+            clock = self._live[entry.request.request_id].clock
+            others = num_prefill if is_decode else num_prefill - entry.num_tokens
+            clock.add_step(step, start_s, end_s, forward_s, others / num_tokens, is_decode=is_decode)
+            if is_decode:
+                end = entry.start + 1
+                read = sum(size * (min(end, window) if window else end) for size, window in self._kv_reads)
+                clock.decode_kv_bytes += read
+                kv_bytes += read
+            if entry.draws:
+                clock.recomputes = False
+                for child in output.forks.get(entry.request.request_id, ()):
+                    fork = self._live[child.request_id].clock
+                    fork.add_step(step, start_s, end_s, forward_s, others / num_tokens, is_decode=False)
+        return num_decode, kv_bytes
+
+    def _deltas(
+        self, owners: Sequence[_Live], results: Sequence[Draw], ended: dict[RequestId, FinishReason]
+    ) -> list[TokenDelta]:
+        deltas = []
+        for live, result in zip(owners, results, strict=True):
+            request = live.request
+            request_id = request.request_id
+            timeline = live.clock.timeline(request.num_prefix_hit_tokens, request.num_preemptions)
+            logprobs: tuple[TokenLogprobs, ...] = () if result.logprobs is None else (result.logprobs,)
+            finish = ended.get(request_id)
+            deltas.append(TokenDelta(request_id, (result.token_id,), logprobs, finish, None, timeline))
+            if finish is not None:
+                del self._live[request_id]
+        return deltas
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _end(self, request_id: RequestId, message: str) -> TokenDelta:
+        """Forget a request that ended with an error."""
+        del self._live[request_id]
+        return TokenDelta(request_id, (), (), None, message)
+
+    def _give_up(self, message: str) -> list[TokenDelta]:
+        """End all requests with an error and start over with an empty cache."""
+        deltas = [TokenDelta(request_id, (), (), None, message) for request_id in self._live]
+        self._reset()
+        return deltas
+
+
+def _message(error: Exception) -> str:
+    """What the client is told; the log keeps the traceback of what is no HotloopError."""
+    if isinstance(error, HotloopError):
+        return str(error)
+    _log.error("a request failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -20,14 +22,13 @@ from hotloop.models.registry import Model, load_model_spec
 from hotloop.ops.batch import ForwardBatch
 from hotloop.ops.kernel_set import choose_kernel_set
 from hotloop.ops.native import NativeOps, NativeProgram, NativeWeights
+from hotloop.telemetry.traffic import weight_bytes_per_step
 from hotloop.weights.gguf import GGUFFile
 
 OutputKind = Literal["logits", "hidden_states"]
 ProgramKey = tuple[range | None, OutputKind]
 
 _log = logging.getLogger(__name__)
-
-MAX_LOGITS_ROWS = 64  # rows of one step that get logits
 
 
 class ModelRunner:
@@ -47,7 +48,8 @@ class ModelRunner:
                 "max_model_len is %d, but the model was made for %d tokens; what it writes beyond them may be nonsense",
                 self.max_model_len, self.model.config.context_length,
             )  # fmt: skip
-        self.max_tokens = min(config.max_num_batched_tokens, self.max_model_len)
+        self.max_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * self.max_model_len)
+        self.max_num_seqs = min(config.max_num_seqs, self.max_tokens)  # every running request has a token in every step
         self.isa: str = choose_kernel_set(config.isa)
         weight_bytes = self.model.weight_bytes(gguf)
         if weight_bytes > available_memory_bytes():
@@ -59,6 +61,7 @@ class ModelRunner:
         layout = KVLayout(kv_groups(self.model.config), config.block_size, config.kv_dtype)
         self.storage = KVStorage.allocate(layout, self._num_blocks(layout))
         self._weights = NativeWeights(gguf, self._team)
+        self.weight_bytes_per_step = weight_bytes_per_step(self.model, gguf)
         self._programs: dict[ProgramKey, NativeProgram] = {}
         try:
             self.program()
@@ -70,8 +73,8 @@ class ModelRunner:
             ) from None
 
     def _num_blocks(self, layout: KVLayout) -> int:
-        """The pool: room for one request of max_model_len, at most half of the free memory; or what was asked for."""
-        wanted = layout.blocks_for(self.max_model_len)
+        """The pool: max_num_seqs requests of max_model_len, at most half of the free memory; or what was asked for."""
+        wanted = self.max_num_seqs * layout.blocks_for(self.max_model_len)
         available = available_memory_bytes()
         asked = self.config.kv_cache_memory_bytes
         if asked is not None and asked > available:
@@ -83,6 +86,27 @@ class ModelRunner:
                 f"raise kv_cache_memory_bytes or lower block_size"
             )
         return int(blocks)
+
+    @property
+    def resolved_config(self) -> EngineConfig:
+        """The configuration with nothing left open: an engine started from it is the same engine."""
+        return replace(
+            self.config, max_model_len=self.max_model_len, max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_tokens, kv_cache_memory_bytes=self.storage.nbytes,
+            threads=self.num_threads, isa=self.isa,
+        )  # fmt: skip
+
+    @property
+    def layout(self) -> KVLayout:
+        return self.storage.layout
+
+    @property
+    def num_blocks(self) -> int:
+        return self.storage.num_blocks
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
 
     @property
     def num_threads(self) -> int:
@@ -99,14 +123,21 @@ class ModelRunner:
         if key not in self._programs:
             ops = NativeOps(
                 self.storage, self._team, isa=self.isa, activations=self.config.activations,
-                max_tokens=self.max_tokens, max_logits=min(self.max_tokens, MAX_LOGITS_ROWS),
+                max_tokens=self.max_tokens, max_logits=self.max_num_seqs,
             )  # fmt: skip
             value = self.model.forward(ops, self._weights, self.model.config, layers, output)
             self._programs[key] = ops.compile(value)
         return self._programs[key]
 
+    def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy whole KV blocks, (source, destination) each, in this order."""
+        blocks = self.storage.pool.reshape(self.num_blocks, -1)
+        for source, destination in pairs:
+            blocks[destination] = blocks[source]
+
     def forward(self, batch: ForwardBatch) -> NDArray[np.float32]:
         """Append the batch's K and V and return logits float32 [L, vocab_size]: a view until the next call."""
+        assert len(batch.logits_rows) <= self.max_num_seqs, "the arena has room for max_num_seqs rows of logits"
         return self.program().replay(batch)
 
 

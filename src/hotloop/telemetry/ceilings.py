@@ -87,6 +87,14 @@ def cached_read_bandwidth(threads: int) -> ReadBandwidth:
     return measured
 
 
+def read_ceiling(threads: int) -> float:
+    """Bytes per second of `cached_read_bandwidth`; 0 where it cannot be measured: an answer does without it."""
+    try:
+        return cached_read_bandwidth(threads).read_bandwidth_bytes_per_s
+    except CapacityError:
+        return 0.0
+
+
 def _cpu_model() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -1,45 +1,99 @@
-"""A request's timeline, and the figures made from it. Field names, units and meanings: schema.toml beside this file."""
+"""Where a request's time goes, and the figures made from it. Field names, units and meanings: schema.toml beside this file."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from hotloop.request import Timeline
 
 
-@dataclass(slots=True)
-class Timeline:
-    """Moments of one request, in seconds of time.perf_counter, and what its decode steps read."""
+class RequestClock:
+    """Adds up one request's time, step by step, so that the parts make the whole: nothing is counted twice or left out.
 
-    arrival_s: float = field(default_factory=time.perf_counter)
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-    num_tokens: int = 0
-    decode_kv_bytes: int = 0
+    All moments are seconds of one clock. ``mark_s`` is how far the request's life is accounted for.
+    """
 
-    def record(self, now_s: float, num_tokens: int, kv_bytes: int) -> None:
-        """One step emitted ``num_tokens`` of this request after reading ``kv_bytes`` of KV cache."""
-        if self.first_token_s is None:
-            self.first_token_s = now_s
+    __slots__ = (
+        "arrival_s", "decode_kv_bytes", "engine_overhead_s", "first_token_s", "mark_s", "others_prefill_s",
+        "own_decode_s", "own_prefill_s", "preempted_s", "queued_s", "recomputes", "step",
+    )  # fmt: skip
+
+    def __init__(self, arrival_s: float) -> None:
+        self.arrival_s = self.mark_s = arrival_s
+        self.first_token_s = 0.0
+        self.queued_s = self.own_prefill_s = self.own_decode_s = 0.0
+        self.others_prefill_s = self.preempted_s = self.engine_overhead_s = 0.0
+        self.decode_kv_bytes = 0
+        self.step = -1  # the latest step that it took part in
+        self.recomputes = False  # preempted, and not yet back at the token where that happened
+
+    def add_step(
+        self, step: int, start_s: float, end_s: float, forward_s: float, others_share: float, *, is_decode: bool
+    ) -> None:
+        """The request took part in step number ``step``, which ran from start_s to end_s.
+
+        forward_s: of that, the model. others_share: the part of the step's tokens that others prefilled.
+        """
+        gap_s = start_s - self.mark_s
+        if self.step == step - 1:
+            self.engine_overhead_s += gap_s
+        elif self.step < 0:
+            self.queued_s += gap_s
+        elif self.recomputes:
+            self.preempted_s += gap_s
         else:
-            self.decode_kv_bytes += kv_bytes
-        self.last_token_s = now_s
-        self.num_tokens += num_tokens
+            self.others_prefill_s += gap_s  # it ran, but the step's budget went to others
+        others_s = forward_s * others_share
+        self.others_prefill_s += others_s
+        own_s = forward_s - others_s
+        if self.recomputes:
+            self.preempted_s += own_s
+        elif is_decode:
+            self.own_decode_s += own_s
+        else:
+            self.own_prefill_s += own_s
+        self.engine_overhead_s += end_s - start_s - forward_s
+        self.mark_s = end_s
+        self.step = step
 
-    def timings(self, weight_bytes_per_step: int, read_bandwidth_bytes_per_s: float) -> dict[str, float | int]:
-        """The ``timings`` object of an answer. read_bandwidth_bytes_per_s: 0 where it could not be measured."""
-        arrival_s = self.arrival_s
-        first_s = self.first_token_s if self.first_token_s is not None else arrival_s
-        decode_s = (self.last_token_s or first_s) - first_s
-        decode_steps = max(0, self.num_tokens - 1)
-        tokens_per_s = decode_steps / decode_s if decode_s > 0 else 0.0
-        kv_bytes = self.decode_kv_bytes / decode_steps if decode_steps else 0.0
-        read_bytes_per_s = (weight_bytes_per_step + kv_bytes) * tokens_per_s
-        return {
-            "ttft_s": first_s - arrival_s,
-            "decode_s": decode_s,
-            "decode_tokens_per_s": tokens_per_s,
-            "weight_bytes_per_step": weight_bytes_per_step,
-            "kv_bytes_per_step": round(kv_bytes),
-            "read_bandwidth_ceiling_bytes_per_s": read_bandwidth_bytes_per_s,
-            "mbu": read_bytes_per_s / read_bandwidth_bytes_per_s if read_bandwidth_bytes_per_s else 0.0,
-        }
+    def timeline(self, num_prefix_hit_tokens: int, num_preemptions: int) -> Timeline:
+        """The account up to now. Called when a step has emitted tokens of the request."""
+        if not self.first_token_s:
+            self.first_token_s = self.mark_s
+        return Timeline(
+            self.arrival_s, self.first_token_s, self.mark_s, self.queued_s, self.own_prefill_s, self.own_decode_s,
+            self.others_prefill_s, self.preempted_s, self.engine_overhead_s, self.decode_kv_bytes,
+            num_prefix_hit_tokens, num_preemptions,
+        )  # fmt: skip
+
+
+def timings(
+    timeline: Timeline, num_tokens: int, weight_bytes_per_step: int, read_bandwidth_bytes_per_s: float
+) -> dict[str, float | int]:
+    """The ``timings`` object of an answer of ``num_tokens`` tokens (drawn in this process, those after a stop included).
+
+    read_bandwidth_bytes_per_s: 0 where it could not be measured.
+    """
+    e2e_s = timeline.last_token_s - timeline.arrival_s
+    ttft_s = timeline.first_token_s - timeline.arrival_s
+    decode_s = timeline.last_token_s - timeline.first_token_s
+    decode_steps = max(0, num_tokens - 1)
+    tokens_per_s = decode_steps / decode_s if decode_s > 0 else 0.0
+    kv_bytes = timeline.decode_kv_bytes / decode_steps if decode_steps else 0.0
+    read_bytes_per_s = (weight_bytes_per_step + kv_bytes) * tokens_per_s
+    return {
+        "e2e_s": e2e_s,
+        "ttft_s": ttft_s,
+        "decode_s": decode_s,
+        "tpot_s": decode_s / decode_steps if decode_steps else 0.0,
+        "decode_tokens_per_s": tokens_per_s,
+        "queued_s": timeline.queued_s,
+        "own_prefill_s": timeline.own_prefill_s,
+        "own_decode_s": timeline.own_decode_s,
+        "others_prefill_s": timeline.others_prefill_s,
+        "preempted_s": timeline.preempted_s,
+        "engine_overhead_s": timeline.engine_overhead_s,
+        "preemptions": timeline.num_preemptions,
+        "weight_bytes_per_step": weight_bytes_per_step,
+        "kv_bytes_per_step": round(kv_bytes),
+        "read_bandwidth_ceiling_bytes_per_s": read_bandwidth_bytes_per_s,
+        "mbu": read_bytes_per_s / read_bandwidth_bytes_per_s if read_bandwidth_bytes_per_s else 0.0,
+    }

@@ -32,7 +32,7 @@ EPS = 2.0**-24
 
 def runner_of(path: Path, **config: Any) -> ModelRunner:
     with GGUFFile.open(path) as gguf:
-        return ModelRunner(gguf, EngineConfig(**{"threads": 2, "kv_cache_memory_bytes": 1 << 24, **config}))
+        return ModelRunner(gguf, EngineConfig(**{"threads": 2, "kv_cache_memory_bytes": 1 << 24, "max_num_seqs": 64, **config}))
 
 
 def native_logits(

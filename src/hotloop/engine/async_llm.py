@@ -1,0 +1,246 @@
+"""AsyncLLM: a model in this process for asyncio programs. One background thread runs the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hotloop.config import EngineConfig
+from hotloop.engine.client import EngineClient, EngineInfo
+from hotloop.engine.generation import Generation, StreamChunk
+from hotloop.engine.inputs import Ask, InputProcessor, Message, Prompt
+from hotloop.engine.loading import load_engine
+from hotloop.engine.resume import Resume
+from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.request import RequestId, RequestOutput, Timeline, TokenDelta
+from hotloop.sampling_params import SamplingParams
+from hotloop.telemetry.ceilings import read_ceiling
+from hotloop.telemetry.timings import timings
+from hotloop.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+_LONG_TEXT = 2000  # characters: longer prompts are tokenized off the event loop
+
+
+class AsyncLLM:
+    """A loaded model, as `LLM`, for any number of coroutines at once. Loading blocks; do it before the loop has work.
+
+    All that runs runs together. A generator that is closed, or whose task is cancelled, ends its request: it leaves the
+    engine before the next step. Idle costs no CPU. ``close`` (or ``async with``) ends the thread.
+    """
+
+    def __init__(self, model: str | Path, **config: Any) -> None:
+        engine = load_engine(model, config)
+        self.path = engine.path
+        self._inputs = engine.inputs
+        self._core = engine.core
+        self._pump = DeltaPump(engine.client)
+        self._ceiling = read_ceiling(engine.runner.num_threads)
+        self._close = weakref.finalize(self, self._pump.close)
+
+    @property
+    def config(self) -> EngineConfig:
+        """With every value that was left open resolved."""
+        return self.info.config
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._pump.client.info
+
+    @property
+    def inputs(self) -> InputProcessor:
+        return self._inputs
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._inputs.tokenizer
+
+    async def generate(
+        self,
+        prompt: Prompt | Resume,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+        parse_special: bool = False,
+    ) -> AsyncGenerator[StreamChunk, None]:
+        """Complete one prompt (or go on with a resumed request) step by step.
+
+        Raises: InvalidRequestError, CapacityError before anything runs; HotloopError if the request ends with an error.
+        """
+        if isinstance(prompt, Resume):
+            ask = self._inputs.resume(prompt, request_id=request_id)
+        else:
+
+            def make() -> Ask:
+                return self._inputs.ask(
+                    prompt, sampling_params, parse_special=parse_special, request_id=request_id, priority=priority,
+                    timeout_s=timeout_s, cache_salt=cache_salt,
+                )  # fmt: skip
+
+            is_long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT
+            ask = await asyncio.to_thread(make) if is_long else make()
+        generation = Generation(ask, self.tokenizer, self._timings)
+        stream = self._pump.open(ask)
+        try:
+            while not generation.is_finished:
+                for delta in await stream.next():
+                    chunks = generation.push(delta)
+                    self._pump.close_requests(generation.take_excess())
+                    for chunk in chunks:
+                        yield chunk
+        finally:
+            self._pump.close_requests([request.request_id for request in ask.requests])
+
+    async def answer(
+        self, prompt: Prompt | Resume, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> RequestOutput:
+        """The whole answer; parameters as ``generate``."""
+        async for chunk in self.generate(prompt, sampling_params, **options):
+            if chunk.output is not None:
+                return chunk.output
+        raise AssertionError("a stream ends with its output")
+
+    async def chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[StreamChunk, None]:
+        """Answer one conversation step by step; parameters as ``generate``."""
+        ids = await asyncio.to_thread(self._inputs.chat_token_ids, messages)
+        stream = self.generate({"prompt_token_ids": ids}, sampling_params, **options)
+        try:
+            async for chunk in stream:
+                yield chunk
+        finally:
+            await stream.aclose()
+
+    def close(self) -> None:
+        """End all requests and the thread. Harmless when repeated."""
+        self._close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _timings(self, timeline: Timeline, num_tokens: int) -> dict[str, float | int]:
+        return timings(timeline, num_tokens, self.info.weight_bytes_per_step, self._ceiling)
+
+
+class DeltaStream:
+    """The deltas of one prompt's requests on their way to a coroutine. Only the event loop's thread touches it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._ready: list[TokenDelta] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, deltas: Sequence[TokenDelta]) -> None:
+        self._ready += deltas
+        self._arrived.set()
+
+    async def next(self) -> list[TokenDelta]:
+        """All that arrived since the last call; waits for some. A slow reader gets more at a time and loses nothing."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        ready, self._ready = self._ready, []
+        return ready
+
+
+class DeltaPump:
+    """A thread that polls an engine and hands its deltas to event loops, one call per loop and step."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+        self._lock = threading.Lock()
+        self._streams: dict[RequestId, DeltaStream] = {}
+        self._failure: str | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine serves no more, if it does not."""
+        return self._failure
+
+    @property
+    def num_open(self) -> int:
+        """Requests that somebody still reads."""
+        return len(self._streams)
+
+    def open(self, ask: Ask) -> DeltaStream:
+        """Start the requests of a prompt. Called in the event loop that reads. Raises as ``EngineClient.check``."""
+        for request in ask.requests:
+            self.client.check(request)
+        stream = DeltaStream(asyncio.get_running_loop())
+        with self._lock:
+            if self._failure is not None:
+                raise HotloopError(self._failure)
+            for request in ask.requests:
+                if request.request_id in self._streams:
+                    raise InvalidRequestError(f"request id {request.request_id!r} is in use; choose another")
+            self._streams |= {request.request_id: stream for request in ask.requests}
+        self.client.add(ask.requests)
+        return stream
+
+    def close_requests(self, request_ids: Sequence[RequestId]) -> None:
+        """Those that have not ended leave the engine before its next step."""
+        with self._lock:
+            running = [i for i in request_ids if self._streams.pop(i, None) is not None]
+        if running:
+            self.client.abort(running)
+
+    def close(self) -> None:
+        self._fail("the engine is closed")
+        self._is_closed = True
+        self.client.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                self._deliver(self.client.poll(timeout_s=None))
+        except Exception as error:
+            _log.exception("the engine's thread ended")
+            self._fail(f"the engine failed: {type(error).__name__}: {error}")
+
+    def _deliver(self, deltas: Sequence[TokenDelta]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, dict[DeltaStream, list[TokenDelta]]] = {}
+        with self._lock:
+            for delta in deltas:
+                stream = self._streams.get(delta.request_id)
+                if stream is None:  # given up while the step ran
+                    continue
+                by_loop.setdefault(stream.loop, {}).setdefault(stream, []).append(delta)
+                if delta.finish_reason is not None or delta.error is not None:
+                    del self._streams[delta.request_id]
+        for loop, parts in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, parts)
+            except RuntimeError:  # the loop is closed: nobody reads these any more
+                self.close_requests([delta.request_id for part in parts.values() for delta in part])
+
+    def _fail(self, message: str) -> None:
+        """Every stream ends with an error, and no new one starts."""
+        with self._lock:
+            self._failure = self._failure or message
+            open_ = list(self._streams)
+        self._deliver([TokenDelta(request_id, (), (), None, message) for request_id in open_])
+
+
+def _put_all(parts: dict[DeltaStream, list[TokenDelta]]) -> None:
+    for stream, deltas in parts.items():
+        stream.put(deltas)

@@ -1,0 +1,147 @@
+"""EngineClient: what LLM, AsyncLLM and the server know of an engine. Requests go in, token deltas come out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hotloop.config import EngineConfig
+from hotloop.engine.core import EngineCore
+from hotloop.errors import HotloopError
+from hotloop.request import Request, RequestId, TokenDelta
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """An engine as it runs. config: with every value that was left open resolved. block_bytes: of one KV block."""
+
+    config: EngineConfig
+    num_blocks: int
+    block_bytes: int
+    vocab_size: int
+    weight_bytes_per_step: int
+
+    @property
+    def max_model_len(self) -> int:
+        assert self.config.max_model_len is not None
+        return self.config.max_model_len
+
+    def __str__(self) -> str:
+        """The resolved values in one line, for a person."""
+        c = self.config
+        return (
+            f"max_model_len {c.max_model_len}, max_num_seqs {c.max_num_seqs}, max_num_batched_tokens "
+            f"{c.max_num_batched_tokens}, KV pool {self.num_blocks * self.block_bytes / 1e6:.1f} MB = {self.num_blocks} "
+            f"blocks of {c.block_size} tokens ({c.kv_dtype}, {self.block_bytes} bytes), prefix caching "
+            f"{'on' if c.enable_prefix_caching else 'off'}, scheduling {c.scheduling_policy}, {c.threads} threads, {c.isa}"
+        )
+
+
+class EngineClient(Protocol):
+    """A transport to one EngineCore. All methods but ``poll`` may be called by any thread at any time and never wait for
+    a step; ``poll`` by one thread at a time."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidRequestError or CapacityError if the engine would refuse the request."""
+        ...
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Hand over requests that passed ``check``, with ids not in use; choices of one prompt belong in one call."""
+        ...
+
+    def abort(self, request_ids: Sequence[RequestId]) -> None:
+        """The requests leave before the next step; unknown ids are fine. Deltas under way may still arrive."""
+        ...
+
+    def poll(self, timeout_s: float | None = 0) -> list[TokenDelta]:
+        """Deltas that arrived, possibly none. With nothing to do: waits so long for work (None: until there is some, or
+        the client is closed)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InProcessClient:
+    """The engine is in this process; whoever polls runs its steps.
+
+    What others ask for meanwhile waits in an inbox until the step ends. Nobody holds the core's lock while the inbox
+    fills: an abort while no step runs takes effect at once.
+    """
+
+    def __init__(self, core: EngineCore, info: EngineInfo) -> None:
+        self.info = info
+        self._core = core
+        self._core_lock = threading.Lock()
+        self._inbox: deque[Sequence[Request] | RequestId] = deque()
+        self._refused: list[TokenDelta] = []
+        self._work_arrived = threading.Condition()
+        self._is_closed = False
+
+    def check(self, request: Request) -> None:
+        self._core.check(request)
+
+    def add(self, requests: Sequence[Request]) -> None:
+        self._inbox.append(requests)
+        self._settle()
+        with self._work_arrived:
+            self._work_arrived.notify()
+
+    def abort(self, request_ids: Sequence[RequestId]) -> None:
+        self._inbox.extend(request_ids)
+        self._settle()
+
+    def poll(self, timeout_s: float | None = 0) -> list[TokenDelta]:
+        if timeout_s != 0 and not self._has_work():
+            with self._work_arrived:
+                self._work_arrived.wait_for(lambda: self._has_work() or self._is_closed, timeout_s)
+        deltas: list[TokenDelta] = []
+        with self._core_lock:
+            self._empty_inbox()
+            if self._core.has_work:
+                deltas = self._core.step()
+        self._settle()
+        if self._refused:
+            refused, self._refused = self._refused, []
+            return refused + deltas
+        return deltas
+
+    def close(self) -> None:
+        """End every request; a poll that waits returns."""
+        with self._core_lock:
+            self._inbox.clear()
+            self._core.abort_all()
+        with self._work_arrived:
+            self._is_closed = True
+            self._work_arrived.notify_all()
+
+    def _has_work(self) -> bool:
+        return bool(self._inbox or self._refused or self._core.has_work)
+
+    def _settle(self) -> None:
+        """Do what waits in the inbox, unless a step runs: it calls this when it has let go of the core."""
+        while self._inbox and self._core_lock.acquire(blocking=False):
+            try:
+                self._empty_inbox()
+            finally:
+                self._core_lock.release()
+
+    def _empty_inbox(self) -> None:
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, str):
+                self._core.abort(item)
+                continue
+            try:
+                self._core.add(item)
+            except HotloopError as error:  # it passed `check`, so only an id in use is left
+                _log.error("requests refused: %s", error)
+                self._refused += [TokenDelta(request.request_id, (), (), None, str(error)) for request in item]

@@ -1,0 +1,164 @@
+"""InputProcessor: what a user asks, as Requests. The client's side: it needs a tokenizer and a few numbers, no engine."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, TypeAlias
+
+from hotloop.engine.resume import Resume
+from hotloop.errors import InvalidRequestError
+from hotloop.request import Request, RequestId
+from hotloop.sampling_params import SamplingParams
+from hotloop.text.chat_template import ChatTemplate, encode_chat
+from hotloop.text.tokenizer import Tokenizer
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]  # text, token ids, or {"prompt_token_ids": [...]}
+
+_SEED_BITS = 53  # any JSON reader holds such an integer exactly
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A prompt on its way: its text if it was one, and a request for each of its choices, choice 0 first."""
+
+    text: str | None
+    requests: list[Request]
+
+
+class InputProcessor:
+    """Turns prompts, conversations and resumed requests into Requests. Thread-safe.
+
+    recommended: the model's sampling defaults. name: of the model, for messages.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, max_model_len: int, *, recommended: Mapping[str, Any], name: str
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self._recommended = recommended
+        self._name = name
+        self._ids = count()
+        self._template: ChatTemplate | None = None
+
+    def resolved(self, params: SamplingParams | None) -> SamplingParams:
+        """What applies: the request's value, else the model's recommendation, else 1.0 / off."""
+        if not isinstance(params, SamplingParams | None):
+            raise InvalidRequestError(f"sampling_params is {params!r:.60}; it must be SamplingParams")
+        return (params or SamplingParams()).with_defaults(self._recommended)
+
+    def ask(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        parse_special: bool = False,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> Ask:
+        """The requests of one prompt, n of them. Raises InvalidRequestError."""
+        arrival_s = time.perf_counter()
+        text, ids = self._prompt_token_ids(prompt, parse_special)
+        params = self.resolved(params)
+        first = RequestId(request_id if request_id is not None else f"request-{next(self._ids)}")
+        deadline_s = None if timeout_s is None else arrival_s + timeout_s
+        request = Request(
+            request_id=first,
+            prompt_token_ids=ids,
+            params=params,
+            seed=params.seed if params.seed is not None else secrets.randbits(_SEED_BITS),
+            max_tokens=self._max_tokens(params, len(ids)),
+            stop_token_ids=self._stop_token_ids(params),
+            arrival_s=arrival_s,
+            priority=priority,
+            deadline_s=deadline_s,
+            cache_salt=cache_salt,
+        )
+        choices = [
+            replace(request, request_id=RequestId(f"{first}/{i}"), choice=i, parent_id=first, output_token_ids=[])
+            for i in range(1, params.n)
+        ]
+        return Ask(text, [request, *choices])
+
+    def resume(self, resume: Resume, *, request_id: str | None = None) -> Ask:
+        """The request that goes on where another was. Raises InvalidRequestError if that had already ended."""
+        params = self.resolved(resume.params)
+        request = Request(
+            request_id=RequestId(request_id if request_id is not None else f"request-{next(self._ids)}"),
+            prompt_token_ids=list(resume.prompt_ids),
+            params=params,
+            seed=resume.seed,
+            max_tokens=self._max_tokens(params, len(resume.prompt_ids)),
+            stop_token_ids=self._stop_token_ids(params),
+            arrival_s=time.perf_counter(),
+            output_token_ids=list(resume.output_ids),
+            choice=resume.choice,
+        )
+        output = request.output_token_ids
+        if len(output) >= request.max_tokens or (output and output[-1] in request.stop_token_ids):
+            raise InvalidRequestError(
+                f"a request of {len(output)} output tokens (max_tokens {request.max_tokens}) has ended; nothing to resume"
+            )
+        return Ask(None, [request])
+
+    def chat_token_ids(self, messages: Sequence[Message], chat_template: str | None = None) -> list[int]:
+        """The prompt of a conversation. Raises InvalidRequestError if there is no chat template or it refuses.
+
+        chat_template: a jinja2 source to use instead of the model's.
+        """
+        source = self.tokenizer.chat_template if chat_template is None else chat_template
+        if source is None:
+            raise InvalidRequestError(f"{self._name} has no chat template; use generate() (--raw on the command line)")
+        template = self._template
+        if template is None or template.source != source:
+            template = ChatTemplate(source, bos_token=self._token_text("bos"), eos_token=self._token_text("eos"))
+            self._template = template
+        return encode_chat(self.tokenizer, template, messages, max_tokens=self.max_model_len)
+
+    def _token_text(self, which: str) -> str:
+        token_id = self.tokenizer.bos_token_id if which == "bos" else self.tokenizer.eos_token_id
+        return "" if token_id is None else self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _max_tokens(self, params: SamplingParams, num_prompt: int) -> int:
+        room = self.max_model_len - num_prompt
+        return max(1, room if params.max_tokens is None else min(params.max_tokens, room))
+
+    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        ends = frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids
+        return frozenset(params.stop_token_ids or ()) | ends
+
+    def _prompt_token_ids(self, prompt: Prompt, parse_special: bool) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            unknown = prompt.keys() - {"prompt", "prompt_token_ids"}
+            if unknown or not prompt:
+                raise InvalidRequestError(f"a prompt mapping has 'prompt' or 'prompt_token_ids', not {sorted(unknown)}")
+            kind = list if "prompt_token_ids" in prompt else str
+            prompt = prompt["prompt_token_ids" if kind is list else "prompt"]
+            if isinstance(prompt, str) != (kind is str):
+                raise InvalidRequestError(f"a prompt mapping holds {prompt!r:.60}, which is no {kind.__name__}")
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise InvalidRequestError(f"a prompt is a text or a list of token ids, not {prompt!r:.60}")
+        if isinstance(prompt, str):
+            least = self.tokenizer.min_num_tokens(prompt)
+            if least >= self.max_model_len:
+                raise InvalidRequestError(
+                    f"the prompt has {len(prompt)} characters, at least {least} tokens, and the context length is "
+                    f"{self.max_model_len}; shorten the prompt"
+                )
+            ids = self.tokenizer.encode(prompt, parse_special=parse_special)
+            if not ids:
+                raise InvalidRequestError(
+                    "the prompt is empty and this model has no BOS token to start from; give a text"
+                )
+            return prompt, ids
+        ids = list(prompt)
+        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+            raise InvalidRequestError("prompt_token_ids must be a list of integers")
+        return None, ids

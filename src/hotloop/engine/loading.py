@@ -1,0 +1,77 @@
+"""load_engine: from a model's name to a running engine in this process and what its client side needs."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hotloop.config import EngineConfig
+from hotloop.engine.client import EngineInfo, InProcessClient
+from hotloop.engine.core import EngineCore
+from hotloop.engine.inputs import InputProcessor
+from hotloop.engine.model_runner import ModelRunner
+from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.text.tokenizer import Tokenizer
+from hotloop.weights.catalog import entry_for
+from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.resolve import resolve
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """config: as it was asked for; ``client.info`` has the resolved one."""
+
+    path: Path
+    config: EngineConfig
+    inputs: InputProcessor
+    runner: ModelRunner
+    core: EngineCore
+    client: InProcessClient
+
+
+def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
+    """``model``: a catalog name, a path or hf:owner/repo[/file]. options: EngineConfig's fields.
+
+    Raises: ModelNotFoundError, ModelFileError, CapacityError, InvalidRequestError (a bad configuration).
+    """
+    path = resolve(str(model))
+    config = engine_config(options)
+    entry = entry_for(model) or entry_for(path)
+    recommended = {} if entry is None else {
+        f.name: getattr(entry.sampling, f.name) for f in fields(entry.sampling)
+        if getattr(entry.sampling, f.name) is not None
+    }  # fmt: skip
+    with GGUFFile.open(path) as gguf:
+        tokenizer = Tokenizer.from_metadata(gguf.metadata)
+        runner = ModelRunner(gguf, config)
+    if tokenizer.vocab_size > runner.vocab_size:
+        raise HotloopError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {runner.vocab_size}"
+        )
+    core = EngineCore(runner, runner.resolved_config)
+    info = EngineInfo(
+        config=runner.resolved_config, num_blocks=runner.num_blocks, block_bytes=runner.layout.block_bytes,
+        vocab_size=runner.vocab_size, weight_bytes_per_step=runner.weight_bytes_per_step,
+    )  # fmt: skip
+    _log.info("%s: %s", path.name, info)
+    inputs = InputProcessor(tokenizer, runner.max_model_len, recommended=recommended, name=path.name)
+    return LoadedEngine(path, config, inputs, runner, core, InProcessClient(core, info))
+
+
+def engine_config(options: Mapping[str, Any]) -> EngineConfig:
+    """Raises InvalidRequestError for an option that EngineConfig does not have, with the nearest name that it has."""
+    known = [f.name for f in fields(EngineConfig)]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise InvalidRequestError(
+                f"unknown option {name!r}"
+                + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}")
+            )
+    return EngineConfig(**options)

@@ -1,0 +1,189 @@
+"""AsyncLLM: many coroutines at once, cancellation, idleness, and what happens when the engine's thread fails."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.engines import GREEDY, assert_core_idle
+from hotloop import LLM, AsyncLLM, SamplingParams, StreamChunk
+from hotloop.engine.resume import Resume
+from hotloop.errors import HotloopError, InvalidRequestError
+
+LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[AsyncLLM]:
+    engine = AsyncLLM(model)
+    yield engine
+    engine.close()
+
+
+async def collect(engine: AsyncLLM, prompt: Any, params: SamplingParams, delay_s: float = 0) -> list[StreamChunk]:
+    chunks = []
+    async for chunk in engine.generate(prompt, params):
+        chunks.append(chunk)
+        if delay_s:
+            await asyncio.sleep(delay_s)
+    return chunks
+
+
+def test_coroutines_together_get_what_each_gets_alone(
+    engine: AsyncLLM, llm: LLM
+) -> None:  # known faults B35, B37, B136
+    """Slow and fast readers, whole answers and streams; no delta is lost."""
+    prompts = [f"{word} {i}" for i, word in enumerate(["hello", "fox", "a", "it is", "b"] * 8)]
+    params = [SamplingParams(max_tokens=5 + i, seed=i, temperature=0.8) for i in range(len(prompts))]
+    expected = [llm.generate(p, s)[0].outputs[0] for p, s in zip(prompts, params, strict=True)]
+
+    async def main() -> list[list[StreamChunk]]:
+        jobs = [collect(engine, p, s, 0.002 * (i % 3)) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
+        return await asyncio.gather(*jobs)
+
+    for chunks, want in zip(asyncio.run(main()), expected, strict=True):
+        assert "".join(c.text for c in chunks) == want.text
+        assert [i for c in chunks for i in c.token_ids] == want.token_ids
+        assert chunks[-1].output is not None
+        assert chunks[-1].output.outputs == [want]
+    assert max(engine._core.steps.latest()[:, 6]) >= 16  # requests of one step
+    assert_async_idle(engine)
+
+
+def assert_async_idle(engine: AsyncLLM) -> None:
+    assert engine._pump.num_open == 0
+    deadline_s = time.monotonic() + 10
+    while engine._core.has_work and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert_core_idle(engine._core)
+
+
+def test_cancellation_leaves_within_two_steps(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a task, and of a generator that is closed; one that nobody started to read never runs."""
+    core, client = engine._core, engine._pump.client
+    asked: list[int] = []
+    left: list[int] = []
+    ask, leave = client.abort, core.abort
+    monkeypatch.setattr(client, "abort", lambda ids: (asked.append(core.steps.num_steps), ask(ids)))
+    monkeypatch.setattr(core, "abort", lambda name: (leave(name), left.append(core.steps.num_steps)))
+
+    async def main() -> None:
+        other = asyncio.create_task(collect(engine, "the other", LONG))
+        stream = engine.generate("hello", LONG)
+        await anext(stream)
+        await stream.aclose()
+        begun = asyncio.Event()
+
+        async def read() -> None:
+            async for _ in engine.generate("hello", LONG):
+                begun.set()
+                await asyncio.sleep(0.001)
+
+        task = asyncio.create_task(read())
+        await begun.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        unread = engine.generate("hello", LONG)
+        await unread.aclose()
+        assert sum(len(c.token_ids) for c in await other) == 100
+
+    asyncio.run(main())
+    assert len(asked) == len(left) == 2
+    assert all(after - before <= 1 for before, after in zip(asked, left, strict=True))
+    assert_async_idle(engine)
+
+
+def test_a_break_out_of_the_loop_ends_the_request(engine: AsyncLLM) -> None:
+    async def main() -> None:
+        async for _ in engine.generate("hello", LONG):
+            break
+
+    asyncio.run(main())
+    assert_async_idle(engine)
+
+
+def test_errors_come_before_anything_runs(engine: AsyncLLM) -> None:
+    async def main() -> None:
+        for bad in ([9999], [5] * 500, ""):
+            with pytest.raises(InvalidRequestError):
+                await engine.answer(bad, GREEDY)
+        first = engine.generate("hello", LONG, request_id="mine")
+        await anext(first)
+        with pytest.raises(InvalidRequestError, match="id 'mine'"):
+            await engine.answer("x", GREEDY, request_id="mine")
+        await first.aclose()
+        with pytest.raises(HotloopError, match="deadline"):
+            await engine.answer("hello", LONG, timeout_s=0)
+        assert (await engine.answer("hello", GREEDY)).finished
+
+    asyncio.run(main())
+    assert_async_idle(engine)
+
+
+def test_choices_and_chat_and_resume(engine: AsyncLLM, llm: LLM) -> None:
+    several = SamplingParams(max_tokens=12, seed=3, n=3, ignore_eos=True)
+    expected = llm.generate("hello", several)[0].outputs
+    messages = [{"role": "user", "content": "hi"}]
+
+    async def main() -> None:
+        assert (await engine.answer("hello", several)).outputs == expected
+        text = "".join([c.text async for c in engine.chat(messages, GREEDY)])
+        assert text == llm.chat(messages, GREEDY)[0].outputs[0].text
+        prompt_ids = llm.tokenizer.encode("hello")
+        resume = Resume(prompt_ids, expected[0].token_ids[:5], several, 3)
+        chunks = [c async for c in engine.generate(resume)]
+        assert chunks[-1].output is not None
+        assert chunks[-1].output.outputs == expected[:1]
+
+    asyncio.run(main())
+    assert_async_idle(engine)
+
+
+def test_idle_costs_no_cpu(engine: AsyncLLM) -> None:
+    asyncio.run(collect(engine, "hello", GREEDY))
+    time.sleep(0.1)  # workers spin for a moment, then sleep
+    before_s = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before_s < 0.1
+
+
+def test_a_dead_thread_ends_every_stream_with_an_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # known faults B112, B134
+    engine = AsyncLLM(model)
+    poll = engine._pump.client.poll
+    polls = iter(range(4))
+
+    def die(timeout_s: float | None = 0) -> Any:
+        if next(polls, None) is None:
+            raise RuntimeError("a bug")
+        return poll(timeout_s)
+
+    monkeypatch.setattr(engine._pump.client, "poll", die)
+
+    async def main() -> None:
+        results = await asyncio.gather(*(collect(engine, "hello", LONG) for _ in range(3)), return_exceptions=True)
+        assert [str(r) for r in results] == ["the engine failed: RuntimeError: a bug"] * 3
+        with pytest.raises(HotloopError, match="a bug"):
+            await collect(engine, "hello", LONG)
+
+    asyncio.run(main())
+    assert engine._pump.failure is not None
+    engine.close()
+    engine.close()
+
+
+def test_close_ends_what_runs(model: Path) -> None:
+    async def main() -> None:
+        async with AsyncLLM(model) as engine:
+            stream = engine.generate("hello", LONG)
+            await anext(stream)
+            engine.close()
+            with pytest.raises(HotloopError, match="closed"):
+                async for _ in stream:
+                    pass
+
+    asyncio.run(main())
