@@ -26,6 +26,7 @@ from hotloop.scheduler.scheduler import Scheduler
 
 VOCAB_SIZE = 50
 _MASK = (1 << 64) - 1
+_IDS = np.arange(VOCAB_SIZE, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 _WEIGHTS = np.arange(1, 20_000, 2, dtype=np.uint64) * np.uint64(0xD6E8FEB86659FD93)
 
 # Groups like gemma3's: many layers with a window, few without; 3 and 1 layers make 4 and 12 tokens per block of 4.
@@ -59,15 +60,15 @@ def token_state(token_id: int, position: int, seen: Sequence[int]) -> int:
     return mix(token_id, position, *seen)
 
 
-def logits_row(state: int) -> NDArray[np.float32]:
-    bits = np.random.default_rng(state).integers(0, 2**20, VOCAB_SIZE)
-    return bits.astype(np.float32) / np.float32(2**20)
+def uniform(state: int) -> NDArray[np.float32]:
+    """VOCAB_SIZE numbers from [0, 1) that depend on all bits of ``state``."""
+    bits = (_IDS ^ np.uint64(state)) * np.uint64(0xBF58476D1CE4E5B9)
+    return ((bits ^ bits >> np.uint64(29)) * np.uint64(0x94D049BB133111EB) >> np.uint64(40)).astype(np.float32) / 2**24
 
 
 def draw(logits: NDArray[np.float32], request: Request) -> int:
     """A token that depends on the logits, the seed, the position and the choice."""
-    noise = np.random.default_rng(mix(request.seed, request.num_tokens, request.choice)).random(VOCAB_SIZE, np.float32)
-    return int(np.argmax(logits + noise))
+    return int((logits + uniform(mix(request.seed, request.num_tokens, request.choice))).argmax())
 
 
 def solo_tokens(request: Request, groups: Sequence[KVGroup]) -> list[int]:
@@ -81,7 +82,7 @@ def solo_tokens(request: Request, groups: Sequence[KVGroup]) -> list[int]:
         state = token_state(tokens[position], position, seen)
         stored[:, position] = [mix(state, g) for g in range(len(groups))]
         if position + 1 == len(tokens):
-            twin.output_token_ids.append(draw(logits_row(state), twin))
+            twin.output_token_ids.append(draw(uniform(state), twin))
             tokens.append(twin.output_token_ids[-1])
     return twin.output_token_ids
 
@@ -91,37 +92,43 @@ class FakeRunner:
 
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
         self.layout = layout
+        self.sizes = layout.block_sizes
         self.blocks = np.random.default_rng(0).integers(0, _MASK, (num_blocks, max(layout.block_sizes)), np.uint64)
-        self.num_copied_blocks = 0
+        self.num_computed_tokens = 0
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, destination in pairs:
             self.blocks[destination] = self.blocks[source]
-            self.num_copied_blocks += 1
 
     def forward(self, batch: ForwardBatch) -> NDArray[np.float32]:
         """Store the batch's tokens and return float32 [L, vocab_size]."""
-        sizes = self.layout.block_sizes
+        sizes = self.sizes
         written: Counter[tuple[int, int]] = Counter()
         for slots, size in zip(batch.slot_mapping, sizes, strict=True):
             written.update((int(s) // size, int(s) % size) for s in slots)
             self.blocks[slots // size, slots % size] = 0  # nothing of this step can be read before it is stored
         assert max(written.values()) == 1, "two tokens of a step go to one slot"
-        states = []
+        self.num_computed_tokens += len(batch.token_ids)
+        states: list[int] = []
         for request, (begin, end) in enumerate(zip(batch.query_start[:-1], batch.query_start[1:], strict=True)):
+            where = []
+            for tables, size in zip(batch.block_tables, sizes, strict=True):
+                positions = np.arange(batch.seq_lens[request])
+                where.append((tables[request][positions // size], positions % size))
             for token in range(begin, end):
-                states.append(self._store(batch, request, token))
-        rows = [logits_row(states[row]) for row in batch.logits_rows]
+                states.append(self._store(batch, token, where))
+        rows = [uniform(states[row]) for row in batch.logits_rows]
         return np.stack(rows) if rows else np.zeros((0, VOCAB_SIZE), np.float32)
 
-    def _store(self, batch: ForwardBatch, request: int, token: int) -> int:
+    def _store(self, batch: ForwardBatch, token: int, where: Sequence[tuple[NDArray[np.int32], NDArray[np.int64]]]) -> int:
+        """where: per group the block and the offset of each of the request's positions."""
         position = int(batch.positions[token])
         seen = []
-        for g, (group, size) in enumerate(zip(self.layout.groups, self.layout.block_sizes, strict=True)):
-            where = np.arange(first_visible(position, group.window), position)
-            seen.append(see(self.blocks[batch.block_tables[g][request][where // size], where % size]))
+        for group, (blocks, offsets) in zip(self.layout.groups, where, strict=True):
+            visible = slice(first_visible(position, group.window), position)
+            seen.append(see(self.blocks[blocks[visible], offsets[visible]]))
         state = token_state(int(batch.token_ids[token]), position, seen)
-        for g, size in enumerate(self.layout.block_sizes):
+        for g, size in enumerate(self.sizes):
             slot = int(batch.slot_mapping[g][token])
             self.blocks[slot // size, slot % size] = mix(state, g)
         return state
@@ -164,6 +171,7 @@ class FakeEngine:
     counts: Counts = field(default_factory=Counts)
     finished: dict[RequestId, Request] = field(default_factory=dict)
     now_s: float = 0.0
+    step_s: float = 0.0  # what a step takes
 
     def __post_init__(self) -> None:
         layout = KVLayout(tuple(self.groups), self.block_size, "f16")
@@ -179,6 +187,7 @@ class FakeEngine:
             self.runner.copy_blocks(output.block_copies)
             logits = self.runner.forward(self._batch(output))
             self._update(output, logits)
+        self.now_s += self.step_s
         self.scheduler.check_invariants()
         return output
 
@@ -190,7 +199,7 @@ class FakeEngine:
             )
             for s in output.scheduled
         ]  # fmt: skip
-        return build_batch(chunks, self.runner.layout.block_sizes)
+        return build_batch(chunks, self.runner.sizes)
 
     def _update(self, output: SchedulerOutput, logits: NDArray[np.float32]) -> None:
         rows = iter(logits)

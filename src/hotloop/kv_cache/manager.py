@@ -4,56 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from hotloop.kv_cache.block_pool import BlockId, BlockPool
 from hotloop.kv_cache.layout import KVLayout
-from hotloop.kv_cache.prefix_cache import BlockHash, PrefixCache, PrefixHit, pack
+from hotloop.kv_cache.prefix_cache import PrefixCache, PrefixHit, pack
+from hotloop.kv_cache.tables import NO_BLOCK, BlockTables, RequestTables
+from hotloop.kv_cache.usage import KVUsage, slot_bytes
 
-BlockTables = tuple[list[int], ...]  # per KV group: position p lives in tables[g][p // tokens_per_block(g)]
 TokenSlice = Callable[[int, int], Sequence[int]]  # token ids at positions [begin, end), as Request.token_ids
-
-NO_BLOCK = 0  # what a table holds in place of a block behind the window: a valid id, never read
-
-
-@dataclass(frozen=True, slots=True)
-class KVUsage:
-    """The pool at one moment. A block that several requests share counts once.
-
-    used_blocks: in some table. cached_blocks: free, but kept for the prefix cache. allocated_bytes: the slots of the
-    used blocks; stored_bytes: those of them that hold a token's K and V. touched_blocks: ever used.
-    """
-
-    num_blocks: int
-    used_blocks: int
-    cached_blocks: int
-    touched_blocks: int
-    allocated_bytes: int
-    stored_bytes: int
-
-    @property
-    def waste(self) -> float:
-        """Allocated, unused slots as a share of the used ones."""
-        return (self.allocated_bytes - self.stored_bytes) / self.stored_bytes if self.stored_bytes else 0.0
-
-
-@dataclass(slots=True)
-class _Tables:
-    """The blocks of one request. num_computed: tokens whose K/V is stored; the next one goes to that position.
-
-    Per group: num_freed counts the blocks given up behind the window, chain is the hash of its first num_hashed blocks.
-    capacity: tokens that every table has room for. next_event: the num_computed from which `computed` has work to do.
-    tail_shared: the block of position num_computed may be shared or in the prefix cache, and must not be written.
-    """
-
-    blocks: BlockTables
-    num_freed: list[int]
-    chain: list[BlockHash]
-    num_hashed: list[int]
-    num_computed: int = 0
-    capacity: int = 0
-    next_event: int = 0
-    tail_shared: bool = False
 
 
 class KVCacheManager:
@@ -74,7 +32,7 @@ class KVCacheManager:
         self._pool = BlockPool(num_blocks, self._cache.remove)
         self._sizes = layout.block_sizes
         self._windows = tuple(group.window for group in layout.groups)
-        self._requests: dict[str, _Tables] = {}
+        self._requests: dict[str, RequestTables] = {}
         self._copies: list[tuple[BlockId, BlockId]] = []
 
     @property
@@ -138,13 +96,13 @@ class KVCacheManager:
         if hit is None:
             groups = range(len(self._sizes))
             chain = [self._cache.root(g, salt) for g in groups]
-            self._requests[request_id] = _Tables(tuple([] for _ in groups), [0] * len(chain), chain, [0] * len(chain))
+            self._requests[request_id] = RequestTables(tuple([] for _ in groups), [0] * len(chain), chain, [0] * len(chain))
             return
         for found in hit.blocks:
             for block in found:
                 if block is not None:
                     self._pool.share(block)
-        self._requests[request_id] = tables = _Tables(
+        self._requests[request_id] = tables = RequestTables(
             blocks=tuple([NO_BLOCK if b is None else b for b in found] for found in hit.blocks),
             num_freed=[sum(b is None for b in found) for found in hit.blocks],
             chain=list(hit.hashes),
@@ -177,10 +135,10 @@ class KVCacheManager:
         tables.capacity = self._capacity(tables)
         return True
 
-    def _capacity(self, tables: _Tables) -> int:
+    def _capacity(self, tables: RequestTables) -> int:
         return min(len(table) * size for size, table in zip(self._sizes, tables.blocks, strict=True))
 
-    def _shared_tails(self, tables: _Tables) -> list[int]:
+    def _shared_tails(self, tables: RequestTables) -> list[int]:
         """Groups in which others hold the block that the request writes next."""
         shared = []
         for g, (size, table) in enumerate(zip(self._sizes, tables.blocks, strict=True)):
@@ -189,7 +147,7 @@ class KVCacheManager:
                 shared.append(g)
         return shared
 
-    def _own_tails(self, tables: _Tables, shared: list[int]) -> None:
+    def _own_tails(self, tables: RequestTables, shared: list[int]) -> None:
         """Copy on write. A cached block that nobody else holds is written in place and leaves the cache until it is full
         again: it is overwritten with the tokens it has."""
         if not tables.tail_shared:
@@ -221,7 +179,7 @@ class KVCacheManager:
         for table, num_freed in zip(blocks, parent.num_freed, strict=True):
             for block in table[num_freed:]:
                 self._pool.share(BlockId(block))
-        self._requests[child_id] = child = _Tables(
+        self._requests[child_id] = child = RequestTables(
             blocks, list(parent.num_freed), list(parent.chain), list(parent.num_hashed), num_tokens, tail_shared=True
         )
         child.capacity = self._capacity(child)
@@ -255,7 +213,7 @@ class KVCacheManager:
                     self._free_behind(tables, g, behind)
                 tables.next_event = min(tables.next_event, (tables.num_freed[g] + 1) * size + window - 1)
 
-    def _hash_blocks(self, tables: _Tables, group: int, token_ids: TokenSlice) -> None:
+    def _hash_blocks(self, tables: RequestTables, group: int, token_ids: TokenSlice) -> None:
         size = self._sizes[group]
         begin, end = tables.num_hashed[group], tables.num_computed // size
         packed = pack(token_ids(begin * size, end * size))
@@ -266,7 +224,7 @@ class KVCacheManager:
             tables.chain[group] = self._cache.add(tables.chain[group], tokens, block)
         tables.num_hashed[group] = end
 
-    def _free_behind(self, tables: _Tables, group: int, num_freed: int) -> None:
+    def _free_behind(self, tables: RequestTables, group: int, num_freed: int) -> None:
         table = tables.blocks[group]
         for i in range(tables.num_freed[group], num_freed):
             block = BlockId(table[i])
@@ -302,20 +260,14 @@ class KVCacheManager:
 
     def usage(self) -> KVUsage:
         """Counts every block: for reports, not for every step."""
-        stored: dict[BlockId, tuple[int, int]] = {}  # block -> (group, slots that hold K and V)
-        for tables in self._requests.values():
-            for g, (size, table) in enumerate(zip(self._sizes, tables.blocks, strict=True)):
-                for i in range(tables.num_freed[g], len(table)):
-                    block = BlockId(table[i])
-                    slots = min(size, max(0, tables.num_computed - i * size))
-                    stored[block] = g, max(slots, stored.get(block, (g, 0))[1])
+        allocated, stored = slot_bytes(self.layout, self._requests.values())
         return KVUsage(
             num_blocks=self.num_blocks,
-            used_blocks=len(stored),
+            used_blocks=self.num_blocks - self._pool.num_free_blocks,
             cached_blocks=self._pool.num_evictable_blocks,
             touched_blocks=self._pool.num_touched_blocks,
-            allocated_bytes=sum(self._sizes[g] * self.layout.token_bytes(g) for g, _ in stored.values()),
-            stored_bytes=sum(slots * self.layout.token_bytes(g) for g, slots in stored.values()),
+            allocated_bytes=allocated,
+            stored_bytes=stored,
         )
 
     def check_invariants(self) -> None:

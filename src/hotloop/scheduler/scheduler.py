@@ -4,36 +4,16 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
-from hotloop.errors import CapacityError, InvalidRequestError
+from hotloop.errors import InvalidRequestError
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.request import Request, RequestId
+from hotloop.scheduler.check_size import check_size
+from hotloop.scheduler.entry import Entry, key_of
 from hotloop.scheduler.lazy_heap import LazyHeap
 from hotloop.scheduler.limits import SchedulerLimits
 from hotloop.scheduler.output import ScheduledRequest, SchedulerOutput
-from hotloop.scheduler.policies import OrderKey, Policies
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """What the scheduler knows of a request. held: waits for ``parent`` to compute the prompt they share.
-
-    num_bypassed: later requests that started since this one was found not to fit. tried_at: the epoch of that finding.
-    """
-
-    request: Request
-    key: OrderKey
-    state: Literal["waiting", "held", "running"] = "waiting"
-    parent: _Entry | None = None
-    children: list[_Entry] = field(default_factory=list)
-    num_bypassed: int = 0
-    tried_at: int = -1
-
-
-def _key(entry: _Entry) -> OrderKey:
-    return entry.key
+from hotloop.scheduler.policies import Policies
 
 
 class Scheduler:
@@ -47,12 +27,12 @@ class Scheduler:
         self.kv_cache = kv_cache
         self.limits = limits
         self.policies = policies or Policies()
-        self._entries: dict[RequestId, _Entry] = {}
-        self._running: list[_Entry] = []  # in order
-        self._waiting: LazyHeap[_Entry] = LazyHeap()
-        self._deadlines: LazyHeap[_Entry] = LazyHeap()
+        self._entries: dict[RequestId, Entry] = {}
+        self._running: list[Entry] = []  # in order
+        self._waiting: LazyHeap[Entry] = LazyHeap()
+        self._deadlines: LazyHeap[Entry] = LazyHeap()
         self._num_arrivals = 0
-        self._epoch = 0  # changes when a request that did not fit may fit now
+        self._epoch = 0  # of the prospects of those that did not fit
         self._nobody_fits = False  # since then
 
     @property
@@ -73,32 +53,9 @@ class Scheduler:
         Raises: InvalidRequestError if its id is in use, its prompt is empty or its tokens exceed the context;
         CapacityError if it can never fit in the KV pool.
         """
-        num_prompt, limit = len(request.prompt_token_ids), self.limits.max_model_len
         if request.request_id in self._entries:
             raise InvalidRequestError(f"a request with the id {request.request_id!r} is running; choose another id")
-        if not num_prompt:
-            raise InvalidRequestError("the prompt is empty; give at least one token")
-        if num_prompt >= limit:
-            raise InvalidRequestError(
-                f"the prompt has {num_prompt} tokens and the context length is {limit}; "
-                f"shorten the prompt or raise max_model_len"
-            )
-        if num_prompt + request.max_tokens > limit:
-            raise InvalidRequestError(
-                f"{num_prompt} prompt tokens and max_tokens {request.max_tokens} exceed the context length {limit}; "
-                f"lower max_tokens to at most {limit - num_prompt}"
-            )
-        if len(request.output_token_ids) >= request.max_tokens:
-            raise InvalidRequestError(
-                f"the request arrives with {len(request.output_token_ids)} output tokens and max_tokens is "
-                f"{request.max_tokens}; raise max_tokens"
-            )
-        needed = self.kv_cache.blocks_to_hold(num_prompt + request.max_tokens - 1)
-        if needed > self.kv_cache.num_blocks:
-            raise CapacityError(
-                f"the request needs {needed} KV blocks ({num_prompt} prompt + {request.max_tokens} new tokens) and the "
-                f"pool has {self.kv_cache.num_blocks}; lower max_tokens or raise kv_cache_memory_bytes"
-            )
+        check_size(request, self.limits, self.kv_cache)
 
     def add(self, requests: Sequence[Request]) -> None:
         """Admit requests, in order of arrival; all of them or, if one is refused, none. Raises as `check`.
@@ -110,7 +67,7 @@ class Scheduler:
         for request in requests:
             self.check(request)
         for request in requests:
-            entry = _Entry(request, self.policies.order.key(request, self._num_arrivals))
+            entry = Entry(request, self.policies.order.key(request, self._num_arrivals))
             self._num_arrivals += 1
             self._entries[request.request_id] = entry
             if request.deadline_s is not None:
@@ -137,6 +94,14 @@ class Scheduler:
         if entry is not None:
             self._leave(entry)
 
+    def preempt(self, request_id: RequestId) -> bool:
+        """Between steps: take the blocks of a running request, as happens when they are short. False if it is not running."""
+        entry = self._entries.get(request_id)
+        if entry is None or entry.state != "running":
+            return False
+        self._preempt(entry)
+        return True
+
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Decide the next step and allocate its blocks. now_s: on the clock of the requests' deadline_s.
 
@@ -154,56 +119,53 @@ class Scheduler:
         tokens: Mapping[RequestId, Sequence[int]],
         finished: Collection[RequestId] = frozenset(),
     ) -> None:
-        """The step ``output`` is done: its K and V are stored and ``tokens`` are drawn.
+        """The step ``output`` is done: its K and V are stored and ``tokens`` are drawn. Once after every `schedule`, also
+        if the step failed: then with all of its requests in ``finished``.
 
-        tokens: the new token ids per request; they are appended to its output here. finished: requests that end, because
-        they are complete or have failed; one that was to draw and has no token has failed, and nothing of its step is kept.
+        tokens: the new token ids per request; they are appended to its output here. finished: requests that end. One
+        without a new token has failed: what the step stored for it does not enter the prefix cache.
         """
         for s in output.scheduled:
-            entry = self._entries.get(s.request.request_id)
-            if entry is None or entry.state != "running":
-                continue
-            self._advance(entry, s.start + s.num_tokens, s.draws, tokens, finished)
+            self._advance(s.request, s.start + s.num_tokens, tokens, finished)
             if s.draws and s.num_tokens > 1:
-                self._epoch += 1  # the prefix cache has learnt of a prompt
-                self._nobody_fits = False
+                self._prospects_changed()  # the prefix cache has learnt of a prompt
         for children in output.forks.values():
             for request in children:
-                entry = self._entries.get(request.request_id)
-                if entry is not None and entry.state == "running":
-                    self._advance(entry, request.num_computed_tokens, True, tokens, finished)
+                self._advance(request, request.num_computed_tokens, tokens, finished)
         for request_id in sorted(finished):
             self.abort(request_id)
 
     def _advance(
         self,
-        entry: _Entry,
+        request: Request,
         num_computed: int,
-        draws: bool,
         tokens: Mapping[RequestId, Sequence[int]],
         finished: Collection[RequestId],
     ) -> None:
-        request = entry.request
-        drawn = tokens.get(request.request_id, ())
+        request_id = request.request_id
+        entry = self._entries.get(request_id)
+        if entry is None or entry.request is not request or entry.state != "running":  # aborted meanwhile
+            return
+        drawn = tokens.get(request_id, ())
         request.num_computed_tokens = num_computed
         request.output_token_ids.extend(drawn)
-        if drawn or not draws or request.request_id not in finished:
-            self.kv_cache.computed(request.request_id, request.token_ids, num_computed)
+        if drawn or request_id not in finished:
+            self.kv_cache.computed(request_id, request.token_ids, num_computed)
 
     # The queue
 
-    def _wait(self, entry: _Entry) -> None:
+    def _wait(self, entry: Entry) -> None:
         entry.state = "waiting"
         entry.tried_at = -1
         self._waiting.push(entry.request.request_id, entry.key, entry)
         self._nobody_fits = False
 
-    def _hold(self, entry: _Entry, parent: _Entry) -> None:
+    def _hold(self, entry: Entry, parent: Entry) -> None:
         entry.state = "held"
         entry.parent = parent
         parent.children.append(entry)
 
-    def _orphan(self, children: list[_Entry]) -> None:
+    def _orphan(self, children: list[Entry]) -> None:
         """Their parent will not compute the prompt for them: the first of them does, the others wait for it."""
         for child in children:
             child.parent = None
@@ -212,14 +174,18 @@ class Scheduler:
             for child in children[1:]:
                 self._hold(child, children[0])
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: Entry) -> None:
         """Give up the blocks of a running request."""
         self._running.remove(entry)
         self.kv_cache.free(entry.request.request_id)
+        self._prospects_changed()
+
+    def _prospects_changed(self) -> None:
+        """A waiting request that did not fit may fit now."""
         self._epoch += 1
         self._nobody_fits = False
 
-    def _leave(self, entry: _Entry) -> None:
+    def _leave(self, entry: Entry) -> None:
         request_id = entry.request.request_id
         del self._entries[request_id]
         self._deadlines.drop(request_id)
@@ -250,7 +216,7 @@ class Scheduler:
             return
         budget, floor = self._budget_left()
         free = self._unclaimed_blocks()
-        passed: list[_Entry] = []
+        passed: list[Entry] = []
         while slots > 0 and budget > 0:
             first = self._waiting.peek()
             if first is None:
@@ -288,7 +254,7 @@ class Scheduler:
             missing(entry.request.request_id, entry.request.num_tokens, chunk) for entry in self._running
         )
 
-    def _start(self, entry: _Entry, free: int) -> int | None:
+    def _start(self, entry: Entry, free: int) -> int | None:
         """Start a waiting request if ``free`` blocks are enough: for all of its tokens, and one more per running request
         to grow into, so that nobody is preempted soon. With nothing running it starts in any case.
 
@@ -310,9 +276,9 @@ class Scheduler:
         self._run(entry)
         return missing
 
-    def _run(self, entry: _Entry) -> None:
+    def _run(self, entry: Entry) -> None:
         entry.state = "running"
-        insort(self._running, entry, key=_key)
+        insort(self._running, entry, key=key_of)
 
     def _shares(self) -> list[int]:
         """Tokens for each running request: one for those that need one, and the prefills share the rest."""
@@ -350,7 +316,7 @@ class Scheduler:
         assert singles or chunks or not running, "the first in order can always go on"
         return singles + chunks, tuple(preempted)
 
-    def _preempt(self, entry: _Entry) -> None:
+    def _preempt(self, entry: Entry) -> None:
         """Its blocks are free again, its tokens will be recomputed; it keeps its place in the order."""
         self._release(entry)
         entry.request.num_computed_tokens = 0
@@ -379,20 +345,21 @@ class Scheduler:
     def check_invariants(self) -> None:
         """For tests, and for an idle engine: between `update` and `schedule`."""
         self.kv_cache.check_invariants()
-        assert self.kv_cache.num_requests == len(self._running)
+        assert self.kv_cache.num_requests == len(self._running), "only running requests hold blocks"
         assert len(self._running) <= self.limits.max_running
         assert [e.key for e in self._running] == sorted(e.key for e in self._running)
-        held = [child for e in self._entries.values() for child in e.children]
-        states = {"running": self._running, "held": held}
+        running = {e.request.request_id for e in self._running}
+        held = {child.request.request_id: e for e in self._entries.values() for child in e.children}
+        assert len(self._waiting) + len(running) + len(held) == len(self._entries)
         for request_id, entry in self._entries.items():
             request = entry.request
             assert request.request_id == request_id
             assert (request_id in self._waiting) == (entry.state == "waiting")
-            assert (entry in self._running) == (entry.state == "running")
-            assert (entry in held) == (entry.state == "held") == (entry.parent is not None)
+            assert (request_id in running) == (entry.state == "running")
+            assert (request_id in held) == (entry.state == "held")
+            assert entry.parent is held.get(request_id)
             assert request.num_computed_tokens < request.num_tokens
             assert entry.state == "running" or request.num_computed_tokens == 0
-        assert len(self._waiting) + sum(len(s) for s in states.values()) == len(self._entries)
         if not self._entries:
             assert self.kv_cache.num_free_blocks == self.kv_cache.num_blocks
             assert not len(self._deadlines)
