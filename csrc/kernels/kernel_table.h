@@ -119,6 +119,8 @@ struct KernelTable {
   void (*block_max)(const float* x, int64_t n, float* out);
   // floor(2^40 exp(scaled[i])), scaled: [n], <= 0.
   void (*fixed_point_probs)(const float* scaled, int64_t n, uint64_t* out);
+  // The sum of fixed_point_probs over all logits.
+  uint64_t (*total_mass)(const float* x, int64_t n, const float* block_max, float top, float temperature);
   // bins[b], b < kMassBins: the sum of fixed_point_probs over the logits of trunc(-scaled * kMassBinsPerNat) == b (the last
   // bin: or more).
   void (*mass_histogram)(const float* x, int64_t n, const float* block_max, float top, float temperature, uint64_t* bins);

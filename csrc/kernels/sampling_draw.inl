@@ -39,7 +39,35 @@ void fixed_point_probs(const float* scaled, int64_t n, uint64_t* out) {
   });
 }
 
-// Below e^-27.73 = 2^-40 a probability counts as 0; such logits, and those between, meet in the last bin.
+// A probability below e^-27.73 = 2^-40 counts as 0: blocks of such logits are left out.
+HOTLOOP_INLINE bool has_mass(float block_max, float top, float temperature) {
+  return (block_max - top) / temperature > -28.0f;
+}
+
+uint64_t total_mass(const float* x, int64_t n, const float* block_max, float top, float temperature) {
+  constexpr int64_t kChunk = 1024 * 16;  // 2^20 in each of 1024 terms of a lane: its sum stays below 2^32
+  const F32x16 tops = broadcast(top), temperatures = broadcast(temperature);
+  uint64_t total = 0;
+  for (int64_t chunk = 0; chunk < n; chunk += kChunk) {
+    U32x16 high = broadcast_u32(0), low = broadcast_u32(0);
+    for (int64_t begin = chunk; begin < n && begin < chunk + kChunk; begin += kLogitsBlock) {
+      if (!has_mass(block_max[begin / kLogitsBlock], top, temperature)) continue;
+      map_rows(n - begin < kLogitsBlock ? n - begin : kLogitsBlock, [&](int64_t i, int64_t m) {
+        U32x16 h, l;
+        fixed_point(scale_logits(load_up_to(x + begin + i, m, -kInfinity), tops, temperatures), h, l);
+        high = high + h;
+        low = low + l;
+      });
+    }
+    uint32_t highs[16], lows[16];
+    store(highs, high);
+    store(lows, low);
+    for (int j = 0; j < 16; ++j) total += (uint64_t{highs[j]} << 20) + lows[j];
+  }
+  return total;
+}
+
+// Logits without mass, and those between, meet in the last bin.
 void mass_histogram(const float* x, int64_t n, const float* block_max, float top, float temperature, uint64_t* bins) {
   // Four histograms, added at the end: neighbours often meet in one bin, and an addition to memory has a long latency.
   uint64_t parts[4][kMassBins];
@@ -48,7 +76,7 @@ void mass_histogram(const float* x, int64_t n, const float* block_max, float top
   }
   const F32x16 tops = broadcast(top), temperatures = broadcast(temperature);
   for (int64_t begin = 0; begin < n; begin += kLogitsBlock) {
-    if (!((block_max[begin / kLogitsBlock] - top) / temperature > -28.0f)) continue;
+    if (!has_mass(block_max[begin / kLogitsBlock], top, temperature)) continue;
     map_rows(n - begin < kLogitsBlock ? n - begin : kLogitsBlock, [&](int64_t i, int64_t m) {
       uint32_t high[16], low[16], bin[16];
       const F32x16 s = scale_logits(load_up_to(x + begin + i, m, -kInfinity), tops, temperatures);

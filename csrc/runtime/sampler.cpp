@@ -161,29 +161,37 @@ class Sampler::RowSampler {
                                  kDrawStream);
       }
     } else {
-      select(std::max(least_of_top_k(top_k), least_of_mass(least_mass)));
+      const float least = least_of_mass(least_mass);
+      top_k > 0 ? select_top_k(top_k, least) : select(least);
       if (top_k > 0 && static_cast<size_t>(top_k) < candidates_.size()) {
         std::nth_element(candidates_.begin(), candidates_.begin() + top_k, candidates_.end(), before);
         candidates_.resize(static_cast<size_t>(top_k));
       }
-      weigh(0);
+      weigh();
       if (least_mass > 0) {
         const auto light = [least_mass](const Candidate& c) { return c.mass < least_mass; };
         candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), light), candidates_.end());
       }
       const uint64_t target = nucleus_mass(params.top_p, mass_of(candidates_.begin(), candidates_.end()));
-      if (target > 0) keep_mass(candidates_, 0, target);
+      if (target > 0) keep_mass_by_bins(target);
     }
     return draw_candidate(params, position);
   }
 
-  // A bound (scaled) that at least top_k logits reach; -inf if there is no such filter.
-  float least_of_top_k(int64_t top_k) {
-    if (top_k == 0 || static_cast<size_t>(top_k) > block_max_.size()) return -kInfinity;
-    sorted_ = block_max_;
-    const auto kth = sorted_.begin() + (top_k - 1);
+  // The candidates are at least the top_k largest logits.
+  void select_top_k(int64_t top_k, float least) {
+    const auto blocks = static_cast<int64_t>(block_max_.size());
+    // As many logits as there are blocks reach the bound, and with more than one in each usually many more.
+    select(std::max(least, scaled(largest_block_max(block_max_, std::min(top_k, blocks)))));
+    if (top_k > blocks && static_cast<int64_t>(candidates_.size()) < top_k) select(least);
+  }
+
+  // The k-th largest, k >= 1.
+  float largest_block_max(const Floats& block_max, int64_t k) {
+    sorted_ = block_max;
+    const auto kth = sorted_.begin() + static_cast<std::ptrdiff_t>(k - 1);
     std::nth_element(sorted_.begin(), kth, sorted_.end(), std::greater<float>());
-    return scaled(*kth);
+    return *kth;
   }
 
   // A bound (scaled) that every logit of this mass reaches: a little below the logarithm.
@@ -207,37 +215,66 @@ class Sampler::RowSampler {
     for (size_t i = 0; i < candidates_.size(); ++i) candidates_[i] = {values_[i], ids_[i], 0};
   }
 
-  void weigh(size_t from) {
-    const size_t count = candidates_.size() - from;
+  void weigh() {
+    const size_t count = candidates_.size();
     values_.resize(std::max(values_.size(), count));
     masses_.resize(std::max(masses_.size(), count));
-    for (size_t i = 0; i < count; ++i) values_[i] = candidates_[from + i].scaled;
+    for (size_t i = 0; i < count; ++i) values_[i] = candidates_[i].scaled;
     kernels_.fixed_point_probs(values_.data(), static_cast<int64_t>(count), masses_.data());
-    for (size_t i = 0; i < count; ++i) candidates_[from + i].mass = masses_[i];
+    for (size_t i = 0; i < count; ++i) candidates_[i].mass = masses_[i];
   }
 
-  // top_p alone: a histogram of mass by scaled logit tells the bin in which the nucleus ends. Above it all stay, only the
-  // bin's own logits are looked at one by one. False: the whole row stays.
+  // top_p alone. False: the whole row stays.
   bool keep_top_p_of_row(double top_p) {
-    uint64_t bins[kMassBins];
-    kernels_.mass_histogram(logits_, size_, block_max_.data(), top_, temperature_, bins);
-    uint64_t total = 0;
-    for (const uint64_t mass : bins) total += mass;
+    const uint64_t total = kernels_.total_mass(logits_, size_, block_max_.data(), top_, temperature_);
     const uint64_t target = nucleus_mass(top_p, total);
     if (target == 0) return false;
+    // Only a guess, which the sum of what was selected confirms.
+    float least = least_outside(total - target);
+    for (float step = 0.5f;; step *= 2) {
+      select(least);
+      weigh();
+      if (mass_of(candidates_.begin(), candidates_.end()) >= target) break;
+      least = least - step > -28.0f ? least - step : -kInfinity;
+    }
+    keep_mass_by_bins(target);
+    return true;
+  }
+
+  // About the largest bound (scaled) below which no more than `mass` lies, from a sample of the row.
+  float least_outside(uint64_t mass) const {
+    constexpr int64_t kPart = 16 * kLogitsBlock;
+    const int64_t parts = (size_ + kPart - 1) / kPart;
+    const int64_t stride = std::min<int64_t>(std::max<int64_t>(1, parts / 8), 16);  // parts from one sampled to the next
+    uint64_t bins[kMassBins], below[kMassBins] = {};
+    for (int64_t part = 0; part < parts; part += stride) {
+      const int64_t begin = part * kPart;
+      kernels_.mass_histogram(logits_ + begin, std::min(kPart, size_ - begin), block_max_.data() + begin / kLogitsBlock, top_,
+                              temperature_, bins);
+      for (int b = 0; b < kMassBins; ++b) below[b] += bins[b];
+    }
+    const double allowed = 0.9 * static_cast<double>(mass) / static_cast<double>(stride);
+    double sum = 0;
+    int bin = kMassBins - 1;
+    for (; bin > 0 && sum + static_cast<double>(below[bin]) <= allowed; --bin) sum += static_cast<double>(below[bin]);
+    return -static_cast<float>(bin + 1) / kMassBinsPerNat;
+  }
+
+  // keep_mass for many candidates: a histogram tells the bin in which the mass is reached; above it all stay, and only
+  // those of the bin are compared with each other.
+  void keep_mass_by_bins(uint64_t target) {
+    uint64_t bins[kMassBins] = {};
+    const auto bin_of = [](const Candidate& c) {
+      return static_cast<int>(std::min(-c.scaled * kMassBinsPerNat, kMassBins - 1.0f));
+    };
+    for (const Candidate& c : candidates_) bins[bin_of(c)] += c.mass;
     int last = 0;
     uint64_t above = 0;
     for (; above + bins[last] < target; ++last) above += bins[last];
-    // Exact in f32: bin b is -scaled in [b, b + 1) / kMassBinsPerNat; the last one has no end.
-    const float end = last == kMassBins - 1 ? -kInfinity : -static_cast<float>(last + 1) / kMassBinsPerNat;
-    const float begin = -static_cast<float>(last) / kMassBinsPerNat;
-    select(end);
-    const auto inside = std::partition(candidates_.begin(), candidates_.end(),
-                                       [begin](const Candidate& c) { return c.scaled > begin; });
-    const auto from = static_cast<size_t>(inside - candidates_.begin());
-    weigh(from);
-    keep_mass(candidates_, from, target - above);
-    return true;
+    const auto end = std::partition(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return bin_of(c) <= last; });
+    candidates_.erase(end, candidates_.end());
+    const auto inside = std::partition(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return bin_of(c) < last; });
+    keep_mass(candidates_, static_cast<size_t>(inside - candidates_.begin()), target - above);
   }
 
   int64_t draw_candidate(const DrawParams& params, uint32_t position) {
@@ -268,13 +305,8 @@ class Sampler::RowSampler {
     for_blocks_from(own, [&](int64_t id) { result.rank += raw_[id] > own || (raw_[id] == own && id < result.token_id); });
     const auto count = static_cast<size_t>(std::min(num_top, size_));
     if (count == 0) return;
-    float least = -kInfinity;
-    if (count <= raw_block_max_->size()) {
-      sorted_ = *raw_block_max_;
-      std::nth_element(sorted_.begin(), sorted_.begin() + static_cast<std::ptrdiff_t>(count - 1), sorted_.end(),
-                       std::greater<float>());
-      least = sorted_[count - 1];
-    }
+    const bool few = count <= raw_block_max_->size();
+    const float least = few ? largest_block_max(*raw_block_max_, static_cast<int64_t>(count)) : -kInfinity;
     candidates_.clear();
     for_blocks_from(least, [&](int64_t id) {
       if (raw_[id] >= least) candidates_.push_back({raw_[id], static_cast<uint32_t>(id), 0});

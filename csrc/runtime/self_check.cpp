@@ -11,7 +11,7 @@
 namespace hotloop {
 namespace {
 
-constexpr int kCompared = 21, kYardsticks = 2;  // peak_int8 and peak_f32 compute nothing
+constexpr int kCompared = 22, kYardsticks = 2;  // peak_int8 and peak_f32 compute nothing
 static_assert(sizeof(KernelTable) == (1 + kCompared + kYardsticks) * sizeof(void*),
               "a kernel came or went: change SelfCheck and broken_copy too");
 
@@ -325,6 +325,9 @@ class SelfCheck {
       std::vector<uint64_t> probs(static_cast<size_t>(n));
       kernels.fixed_point_probs(scaled.data(), n, probs.data());
       write_halves(probs, out);
+    });
+    compare("total_mass", zeros(2), [&](const KernelTable& kernels, float* out) {
+      write_halves({kernels.total_mass(logits.data(), n, maxima.data(), top, kTemperature)}, out);
     });
     compare("mass_histogram", zeros(2 * kMassBins), [&](const KernelTable& kernels, float* out) {
       std::vector<uint64_t> bins(kMassBins);

@@ -138,3 +138,13 @@ def test_log_sum_exp_ignores_masked_logits_and_shows_nans(isa: str) -> None:
     assert log_sum == pytest.approx(math.log(2), rel=2e-7)
     x[7] = np.nan
     assert math.isnan(_native.log_sum_exp(isa, x)[1])
+
+
+def test_exp_is_monotone() -> None:
+    """The sampler takes the order of scaled logits for the order of probabilities. All floats in [-30, -2^-26]."""
+    isa = _native.usable_isas()[0]
+    first, last = (int(np.float32(x).view(np.uint32)) for x in (2.0**-26, 30.0))
+    for begin in range(first, last, 1 << 22):
+        x = np.arange(begin, min(begin + (1 << 22), last) + 1, dtype=np.uint32).view(np.float32)
+        e = _native.exp(isa, -x)
+        assert (e[1:] <= e[:-1]).all(), begin
