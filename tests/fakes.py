@@ -168,6 +168,7 @@ class FakeEngine:
     max_model_len: int = 1000
     prefix_caching: bool = True
     policies: Policies | None = None
+    min_shared_tokens: int = 64
     counts: Counts = field(default_factory=Counts)
     finished: dict[RequestId, Request] = field(default_factory=dict)
     now_s: float = 0.0
@@ -177,7 +178,9 @@ class FakeEngine:
         layout = KVLayout(tuple(self.groups), self.block_size, "f16")
         self.runner = FakeRunner(layout, self.num_blocks)
         self.kv_cache = KVCacheManager(layout, self.num_blocks, prefix_caching=self.prefix_caching)
-        limits = SchedulerLimits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len)
+        limits = SchedulerLimits(
+            self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, min_shared_tokens=self.min_shared_tokens
+        )
         self.scheduler = Scheduler(self.kv_cache, limits, self.policies)
 
     def step(self) -> SchedulerOutput:

@@ -41,6 +41,12 @@ class KVCacheManager:
         return self._pool.num_free_blocks
 
     @property
+    def hit_granularity(self) -> int:
+        """Multiples of so many tokens can be prefix hits (others too, where cached blocks happen to end there)."""
+        full = [size for size, window in zip(self._sizes, self._windows, strict=True) if window is None]
+        return max(full or self._sizes)
+
+    @property
     def num_requests(self) -> int:
         """Requests that hold a table."""
         return len(self._requests)

@@ -11,6 +11,7 @@ class SchedulerLimits:
     max_model_len: tokens of a request, prompt + output. max_chunk: tokens of one request in one step, None for no limit
     of its own. lookahead: how many requests that do not fit now are passed over in search of one that does.
     max_bypasses: how many later requests may start before such a one; then nobody passes it any more.
+    min_shared_tokens: a request waits while a running one computes at least so many of its first tokens.
     """
 
     max_num_seqs: int
@@ -19,6 +20,7 @@ class SchedulerLimits:
     max_chunk: int | None = None
     lookahead: int = 8
     max_bypasses: int = 32
+    min_shared_tokens: int = 64
 
     @property
     def max_running(self) -> int:

@@ -14,6 +14,7 @@ from hotloop.scheduler.lazy_heap import LazyHeap
 from hotloop.scheduler.limits import SchedulerLimits
 from hotloop.scheduler.output import ScheduledRequest, SchedulerOutput
 from hotloop.scheduler.policies import Policies
+from hotloop.scheduler.shared_tokens import num_shared_tokens
 
 
 class Scheduler:
@@ -127,8 +128,8 @@ class Scheduler:
         """
         for s in output.scheduled:
             self._advance(s.request, s.start + s.num_tokens, tokens, finished)
-            if s.draws and s.num_tokens > 1:
-                self._prospects_changed()  # the prefix cache has learnt of a prompt
+            if s.num_tokens > 1:
+                self._prospects_changed()  # the prefix cache knows more of a prompt
         for children in output.forks.values():
             for request in children:
                 self._advance(request, request.num_computed_tokens, tokens, finished)
@@ -256,7 +257,8 @@ class Scheduler:
 
     def _start(self, entry: Entry, free: int) -> int | None:
         """Start a waiting request if ``free`` blocks are enough: for all of its tokens, and one more per running request
-        to grow into, so that nobody is preempted soon. With nothing running it starts in any case.
+        to grow into, so that nobody is preempted soon; and if nobody is computing its beginning just now, which it can
+        have for nothing a little later. With nothing running it starts in any case.
 
         Returns the blocks it will take, or None.
         """
@@ -265,7 +267,9 @@ class Scheduler:
         request = entry.request
         hit = self.kv_cache.match_prefix(request.token_ids(0, request.num_tokens), request.cache_salt)
         missing = self.kv_cache.num_missing_after(hit, request.num_tokens, self.limits.chunk)
-        if self._running and missing + len(self._running) > free:
+        if self._running and (
+            missing + len(self._running) > free or self._is_being_computed(request, hit.num_tokens if hit else 0)
+        ):
             entry.tried_at = self._epoch
             return None
         self.kv_cache.start(request.request_id, request.cache_salt, hit)
@@ -275,6 +279,21 @@ class Scheduler:
         entry.num_bypassed = 0
         self._run(entry)
         return missing
+
+    def _is_being_computed(self, request: Request, num_hit_tokens: int) -> bool:
+        """Whether a running request is computing a good part of this one's beginning, and is not yet through with it."""
+        if not self.kv_cache.prefix_caching:
+            return False
+        for entry in self._running:
+            other = entry.request
+            if other.num_computed_tokens + 1 < other.num_tokens and other.cache_salt == request.cache_salt:
+                shared = num_shared_tokens(request, other, self.kv_cache.hit_granularity)
+                if (
+                    shared > max(other.num_computed_tokens, num_hit_tokens)
+                    and shared - other.num_prefix_hit_tokens >= self.limits.min_shared_tokens
+                ):
+                    return True
+        return False
 
     def _run(self, entry: Entry) -> None:
         entry.state = "running"

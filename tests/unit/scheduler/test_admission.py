@@ -126,6 +126,42 @@ def test_shared_prefixes_at_little_more_than_the_needed_pool() -> None:  # known
     assert engine.counts.hit_tokens > 500
 
 
+@pytest.mark.parametrize("groups", [ONE_GROUP, WITH_WINDOW], ids=["one group", "with window"])
+def test_a_crowd_with_one_beginning_computes_it_once(groups: tuple[KVGroup, ...]) -> None:
+    beginning = [i % 50 for i in range(120)]
+    engine = FakeEngine(groups, 1000)
+    engine.run([make_request(str(i), [*beginning, i, 1, 2], 3) for i in range(16)])
+    assert engine.runner.num_computed_tokens == 120 + 16 * (3 + 2)
+    assert engine.counts.largest_batch == 16
+    engine.assert_solo()
+
+
+def test_nobody_waits_for_a_beginning_that_saves_little_or_is_not_shared() -> None:
+    engine = FakeEngine(ONE_GROUP, 1000, max_num_batched_tokens=200)
+    beginning = list(range(50))
+    engine.scheduler.add(
+        [
+            make_request("first", [*beginning, *beginning, 1]),
+            make_request("shares little", [*beginning, 1]),
+            make_request("other salt", [*beginning, *beginning, 1], cache_salt="s"),
+            make_request("shares much", [*beginning, *beginning, 2]),
+        ]
+    )
+    assert {s.request.request_id for s in engine.step().scheduled} == {"first", "shares little", "other salt"}
+    engine.run()
+    engine.assert_solo()
+
+
+def test_who_waits_for_a_beginning_goes_on_when_its_owner_leaves() -> None:
+    engine = FakeEngine(ONE_GROUP, 1000, max_num_batched_tokens=16)
+    engine.scheduler.add([make_request(str(i), [*range(50), *range(50), i]) for i in range(3)])
+    assert len(engine.step().scheduled) == 1
+    engine.scheduler.abort(RequestId("0"))
+    assert [s.request.request_id for s in engine.step().scheduled] == ["1"]
+    engine.run()
+    engine.assert_solo()
+
+
 def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> Callable[[], int]:
     calls = 0
     original = getattr(KVCacheManager, name)

@@ -38,7 +38,7 @@ class RandomOperations(RuleBasedStateMachine):
     ) -> None:  # fmt: skip
         self.engine = FakeEngine(
             GROUPS[groups], num_blocks, block_size, max_num_seqs, budget, prefix_caching=prefix_caching, policies=policies,
-            step_s=1.0,
+            min_shared_tokens=8, step_s=1.0,
         )  # fmt: skip
         self.names: list[RequestId] = []
 
