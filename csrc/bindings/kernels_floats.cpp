@@ -11,6 +11,7 @@
 #include "bindings/bindings.h"
 #include "runtime/dispatch.h"
 #include "runtime/float_environment.h"
+#include "runtime/kv_append.h"
 #include "runtime/probe.h"
 #include "runtime/rope_table.h"
 
@@ -74,13 +75,26 @@ void bind_rows(nb::module_& m) {
     kernels.rope(out.data(), cos.data(), sin.data(), 2 * length(cos), style);
     return out;
   }, "isa"_a, "head"_a, "cos"_a, "sin"_a, "style"_a);
-  m.def("store_f16", [](const std::string& isa, const Floats& x) {
+  const auto store_as = [](KvDtype dtype) {
+    return [dtype](const std::string& isa, const Floats& x) {
+      const KernelTable& kernels = select_kernels(isa);
+      auto out = make_result<uint16_t>({x.size()});
+      const FloatEnvironment environment;
+      kernels.store_kv(x.data(), length(x), dtype, out.data());
+      return out;
+    };
+  };
+  m.def("store_f16", store_as(KvDtype::F16), "isa"_a, "x"_a, "IEEE binary16 bit patterns, as the KV cache stores them.");
+  m.def("store_bf16", store_as(KvDtype::BF16), "isa"_a, "x"_a, "bfloat16 bit patterns, as the KV cache stores them.");
+  m.def("quantize_kv", [](const std::string& isa, const Floats& x, int64_t group_size) {
     const KernelTable& kernels = select_kernels(isa);
-    auto out = make_result<uint16_t>({x.size()});
+    check(x.size() % 16 == 0 && group_size > 0 && group_size % 16 == 0, "quantize_kv: lengths must be multiples of 16");
+    auto codes = make_result<int8_t>({x.size()});
+    auto scales = make_result<uint16_t>({(x.size() + static_cast<size_t>(group_size) - 1) / static_cast<size_t>(group_size)});
     const FloatEnvironment environment;
-    kernels.store_kv(x.data(), length(x), KvDtype::F16, out.data());
-    return out;
-  }, "isa"_a, "x"_a, "IEEE binary16 bit patterns, as the KV cache stores them.");
+    kernels.quantize_kv(x.data(), length(x), group_size, codes.data(), scales.data());
+    return std::make_pair(codes, scales);
+  }, "isa"_a, "x"_a, "group_size"_a, "int8 codes and bf16 scales, as the KV cache stores them.");
   m.def("gated", [](const std::string& isa, const Floats& gate, const Floats& up, GatedActivation activation) {
     const KernelTable& kernels = select_kernels(isa);
     check(gate.size() == up.size(), "gated: sizes differ");
@@ -143,41 +157,58 @@ void bind_rope_table(nb::module_& m) {
   }, "positions"_a, "inv_freq"_a, "attention_factor"_a, "cos and sin, float32 [positions, inv_freq].");
 }
 
-// One call of the attention kernel; arrays as in AttentionArgs, KV as raw bytes.
+// The attention kernels of one request over a KV layer, and what fills the layer.
 void bind_attention(nb::module_& m) {
   using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-  using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
   using Int32s = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-  m.def("attention", [](const std::string& isa, const Rows& q, const Bytes& k, const Bytes& v, int64_t block_stride_bytes,
-                        const Int32s& block_table, const Int32s& positions, int32_t block_size, int32_t num_kv_heads,
-                        int32_t head_dim, int32_t window, KvDtype kv_dtype, float scale, float softcap,
-                        int64_t tokens_per_call, int32_t heads_per_call) {
+  m.def("append_kv", [](const std::string& isa, const KvLayer& kv, bool is_key, const Rows& x, const Int32s& slots) {
+    const KernelTable& kernels = select_kernels(isa);
+    check(x.shape(0) == slots.size() && static_cast<int64_t>(x.shape(1)) == int64_t{kv.num_kv_heads} * kv.head_dim,
+          "append_kv: extents");
+    const FloatEnvironment environment;
+    for (size_t t = 0; t < slots.size(); ++t) {
+      for (int64_t head = 0; head < kv.num_kv_heads; ++head) {
+        append_kv(kernels, kv, is_key ? KvPart::Key : KvPart::Value, head, slots.data()[t],
+                  x.data() + (t * kv.num_kv_heads + head) * kv.head_dim);
+      }
+    }
+  }, "isa"_a, "kv"_a, "is_key"_a, "x"_a, "slots"_a, "x: float32 [tokens, num_kv_heads * head_dim].");
+  m.def("attention", [](const std::string& isa, const Rows& q, const KvLayer& kv, const Int32s& block_table,
+                        const Int32s& positions, float scale, float softcap, int64_t tokens_per_call,
+                        int32_t heads_per_call, int64_t spans_per_call) {
     const KernelTable& kernels = select_kernels(isa);
     const int64_t tokens = static_cast<int64_t>(q.shape(0)), width = static_cast<int64_t>(q.shape(1));
-    check(head_dim > 0 && head_dim % 16 == 0 && width % head_dim == 0, "attention: head_dim");
-    const int32_t num_heads = static_cast<int32_t>(width / head_dim);
-    check(num_kv_heads > 0 && num_heads % num_kv_heads == 0, "attention: num_kv_heads");
-    check(static_cast<int64_t>(positions.size()) == tokens && block_size > 0 && tokens_per_call > 0 && heads_per_call > 0,
-          "attention: extents");
+    check(width % kv.head_dim == 0, "attention: head_dim");
+    const int32_t num_heads = static_cast<int32_t>(width / kv.head_dim);
+    check(num_heads % kv.num_kv_heads == 0, "attention: num_kv_heads");
+    check(static_cast<int64_t>(positions.size()) == tokens && tokens_per_call > 0 && heads_per_call > 0, "attention: extents");
     auto out = make_result<float>({q.shape(0), q.shape(1)});
-    const AttentionArgs args = {q.data(), out.data(), k.data(), v.data(), block_stride_bytes, block_table.data(),
-                                positions.data(), block_size, num_heads, num_kv_heads, head_dim, window, kv_dtype,
-                                scale, softcap};
-    std::vector<float> scratch(attention_scratch_floats(head_dim));
-    const int32_t group = num_heads / num_kv_heads;
+    const AttentionArgs args = {q.data(), out.data(), kv.k, kv.v, kv.k_scale, kv.v_scale, kv.block_stride_bytes,
+                                block_table.data(), positions.data(), kv.block_size, num_heads, kv.num_kv_heads,
+                                kv.head_dim, kv.window, kv.k_dtype, kv.v_dtype, scale, softcap};
+    std::vector<float> scratch(attention_scratch_floats(kv.head_dim)), partials;
+    const auto call = [&](const AttentionRows& rows) {
+      if (spans_per_call <= 0) return kernels.attention(args, rows, scratch.data());
+      const int64_t spans = positions.data()[rows.token_end - 1] / kSpan + 1;
+      partials.assign(static_cast<size_t>(spans * rows.count() * partial_floats(kv.head_dim)), __builtin_nanf(""));
+      for (int64_t s = (spans - 1) / spans_per_call * spans_per_call; s >= 0; s -= spans_per_call) {  // the last ones first
+        kernels.attention_spans(args, rows, 0, s, s + spans_per_call, partials.data(), scratch.data());
+      }
+      kernels.merge_spans(args, rows, 0, partials.data());
+    };
+    const int32_t group = num_heads / kv.num_kv_heads;
     const FloatEnvironment environment;
     for (int64_t t = 0; t < tokens; t += tokens_per_call) {
       for (int32_t h = 0; h < num_heads; h += group) {
         for (int32_t i = h; i < h + group; i += heads_per_call) {
-          kernels.attention(args, t, std::min(t + tokens_per_call, tokens), h / group, i,
-                            std::min(i + heads_per_call, h + group), scratch.data());
+          call({t, std::min(t + tokens_per_call, tokens), h / group, i, std::min(i + heads_per_call, h + group)});
         }
       }
     }
     return out;
-  }, "isa"_a, "q"_a, "k"_a, "v"_a, "block_stride_bytes"_a, "block_table"_a, "positions"_a, "block_size"_a,
-     "num_kv_heads"_a, "head_dim"_a, "window"_a, "kv_dtype"_a, "scale"_a, "softcap"_a, "tokens_per_call"_a,
-     "heads_per_call"_a);
+  }, "isa"_a, "q"_a, "kv"_a, "block_table"_a, "positions"_a, "scale"_a, "softcap"_a, "tokens_per_call"_a,
+     "heads_per_call"_a, "spans_per_call"_a,
+     "float32 [tokens, heads * head_dim]. spans_per_call: 0 for whole rows, else partials of so many spans and a merge.");
 }
 
 void bind_probe(nb::module_& m) {

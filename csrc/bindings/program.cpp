@@ -12,6 +12,7 @@
 
 #include "bindings/bindings.h"
 #include "runtime/dispatch.h"
+#include "runtime/kv_append.h"
 #include "runtime/ops.h"
 
 namespace nb = nanobind;
@@ -88,19 +89,27 @@ void bind_program(nb::module_& m) {
   m.def("quantized_bytes", &quantized_bytes, "rows"_a, "cols"_a);
 
   nb::class_<KvLayer>(m, "KvLayer")
-      .def("__init__", [](KvLayer* self, Pool pool, int64_t k_offset, int64_t v_offset, int64_t block_stride_bytes,
-                          int32_t group, int32_t block_size, int32_t num_kv_heads, int32_t head_dim, int32_t window, KvDtype dtype) {
-        const int64_t bytes = int64_t{block_size} * num_kv_heads * head_dim * (dtype == KvDtype::F32 ? 4 : 2);
-        check(k_offset >= 0 && v_offset >= 0 && std::max(k_offset, v_offset) + bytes <= block_stride_bytes &&
-                  block_stride_bytes <= static_cast<int64_t>(pool.size()),
-              "a KV layer does not lie inside a block of the pool");
-        new (self) KvLayer{pool.data() + k_offset, pool.data() + v_offset, block_stride_bytes, group, block_size,
-                           num_kv_heads, head_dim, window, dtype};
-      }, "pool"_a, "k_offset"_a, "v_offset"_a, "block_stride_bytes"_a, "group"_a, "block_size"_a, "num_kv_heads"_a,
-         "head_dim"_a, "window"_a, "dtype"_a, nb::keep_alive<1, 2>());
+      .def("__init__", [](KvLayer* self, Pool pool, int64_t k_offset, int64_t v_offset, int64_t k_scale_offset,
+                          int64_t v_scale_offset, int64_t block_stride_bytes, int32_t group, int32_t block_size,
+                          int32_t num_kv_heads, int32_t head_dim, int32_t window, KvDtype k_dtype, KvDtype v_dtype) {
+        check(block_size >= 1 && num_kv_heads >= 1 && head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim,
+              "a KV layer's head_dim must be a multiple of 16, at most 1024");
+        const int64_t vectors = int64_t{block_size} * num_kv_heads, stride = block_stride_bytes;
+        const auto inside = [stride](int64_t offset, int64_t bytes) { return offset >= 0 && offset + bytes <= stride; };
+        const auto scales_inside = [&](KvDtype dtype, int64_t offset, int64_t groups) {
+          return dtype != KvDtype::INT8 || (inside(offset, vectors * groups * 2) && offset % 2 == 0 && stride % 2 == 0);
+        };
+        const bool fits = inside(k_offset, vectors * head_dim * kv_item_bytes(k_dtype)) &&
+                          inside(v_offset, vectors * head_dim * kv_item_bytes(v_dtype)) &&
+                          scales_inside(k_dtype, k_scale_offset, key_groups(head_dim)) &&
+                          scales_inside(v_dtype, v_scale_offset, value_groups(head_dim)) &&
+                          stride <= static_cast<int64_t>(pool.size());
+        check(fits, "a KV layer does not lie inside a block of the pool");
+        new (self) KvLayer{pool.data() + k_offset, pool.data() + v_offset, pool.data() + k_scale_offset,
+                           pool.data() + v_scale_offset, stride, group, block_size, num_kv_heads, head_dim, window, k_dtype, v_dtype};
+      }, "pool"_a, "k_offset"_a, "v_offset"_a, "k_scale_offset"_a, "v_scale_offset"_a, "block_stride_bytes"_a, "group"_a,
+         "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "window"_a, "k_dtype"_a, "v_dtype"_a, nb::keep_alive<1, 2>());
 
-  using Work = std::shared_ptr<std::vector<AttentionTile>>;
-  struct AttentionWork { Work work; };
   nb::class_<AttentionWork>(m, "AttentionWork");
 
   nb::class_<Program>(m, "Program")
@@ -123,12 +132,13 @@ void bind_program(nb::module_& m) {
         op.attention_factor = attention_factor; op.out = out;
         add(p, std::move(op));
       }, "inv_freq"_a, "attention_factor"_a, "out"_a)
-      .def("plan_attention", [](Program& p, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
+      .def("plan_attention", [](Program& p, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t window) {
         PlanAttentionOp op; op.num_heads = num_heads; op.num_kv_heads = num_kv_heads; op.head_dim = head_dim;
-        AttentionWork work{op.work};
+        op.window = window;
+        std::shared_ptr<AttentionWork> work = op.work;
         add(p, std::move(op));
         return work;
-      }, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a)
+      }, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "window"_a)
       .def("norm", [](Program& p, Buffer x, VectorPtr gain, float eps, Buffer residual, Output out) {
         NormOp op; op.x = x; op.gain = std::move(gain); op.eps = eps; op.residual = residual; op.out = out;
         add(p, std::move(op));
@@ -148,9 +158,9 @@ void bind_program(nb::module_& m) {
         op.norm_eps = norm_eps; op.rope = rope; op.rot_dim = rot_dim; op.style = style; op.kv = kv; op.out = out;
         add(p, std::move(op));
       }, "x"_a, "q"_a, "k"_a, "v"_a, "vectors"_a, "norm_eps"_a, "rope"_a, "rot_dim"_a, "style"_a, "kv"_a, "out"_a)
-      .def("attention", [](Program& p, Buffer q, const KvLayer& kv, const AttentionWork& work, int32_t num_heads, float scale,
+      .def("attention", [](Program& p, Buffer q, const KvLayer& kv, std::shared_ptr<AttentionWork> work, int32_t num_heads, float scale,
                            float softcap, Output out) {
-        AttentionOp op; op.q = q; op.kv = kv; op.work = work.work; op.num_heads = num_heads; op.scale = scale;
+        AttentionOp op; op.q = q; op.kv = kv; op.work = std::move(work); op.num_heads = num_heads; op.scale = scale;
         op.softcap = softcap; op.out = out;
         add(p, std::move(op));
       }, "q"_a, "kv"_a, "work"_a, "num_heads"_a, "scale"_a, "softcap"_a, "out"_a)

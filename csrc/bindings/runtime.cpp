@@ -35,7 +35,9 @@ void bind_runtime(nb::module_& m) {
 #define HOTLOOP_VALUE(name) .value(#name, WeightFormat::name)
       HOTLOOP_FLOAT_FORMATS(HOTLOOP_VALUE) HOTLOOP_INTEGER_FORMATS(HOTLOOP_VALUE);
 #undef HOTLOOP_VALUE
-  nb::enum_<KvDtype>(m, "KvDtype").value("F32", KvDtype::F32).value("F16", KvDtype::F16);
+  nb::enum_<KvDtype>(m, "KvDtype")
+      .value("F32", KvDtype::F32).value("F16", KvDtype::F16)
+      .value("BF16", KvDtype::BF16).value("INT8", KvDtype::INT8);
   nb::enum_<GatedActivation>(m, "GatedActivation")
       .value("silu", GatedActivation::SiLU).value("gelu_tanh", GatedActivation::GeluTanh);
   nb::enum_<RopeStyle>(m, "RopeStyle")

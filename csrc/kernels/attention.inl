@@ -1,230 +1,154 @@
 // Attention of some tokens and heads of one request over a paged KV cache (design.md section 3, docs/determinism.md).
 //
 // Positions are cut into spans of 256. For one query row (a token and a head) and one span:
-//   s_j = scale * (q . k_j), the dot being 16 fma chains over head_dim (lane d mod 16) and the tree; softcap;
+//   s_j = scale * (q . k_j), softcap. Float K: the dot is 16 fma chains over head_dim (lane d mod 16) and the tree.
+//         int8 K: q is quantized as K is, in groups of 32; the dot is the f32 chain over the groups, from 0,
+//         fma(float(exact integer dot) * query scale, key scale, dot);
 //   m = max s_j;  p_j = exp(s_j - m);  l = sum of p_j, lane j mod 16 a chain over ascending j, then the tree;
-//   o[d] = one fma chain over ascending j from 0: fma(p_j, v_j[d], o[d]).
+//   o[d] = one fma chain over ascending j from 0: fma(p_j, v_j[d], o[d]); int8 V: fma(p_j * value scale, float(code), o[d]).
 // Partials merge in ascending order into (M, L, O) = (-inf, 0, 0):
 //   M' = max(M, m), a = exp(M - M'), b = exp(m - M');  L = fma(l, b, L a);  O[d] = fma(o[d], b, O[d] a).
 // The result is O[d] / L. A span in which the row sees no position is skipped. Slots a row does not see contribute
 // nothing: not even a product with zero. Nothing here depends on the tiling below, the block size or the call's extent.
 
-#define HOTLOOP_COMPILER_BARRIER() asm volatile("" ::: "memory")
+#include "kernels/attention_scores.inl"
+#include "kernels/attention_tile.inl"
 
 namespace hotloop::HOTLOOP_TARGET {
 namespace {
 
-// Query rows that share each load of K and V.
-#ifdef HOTLOOP_SHARED_ROWS
-constexpr int kTileRows = HOTLOOP_SHARED_ROWS;
-#else
-constexpr int kTileRows = kAttentionTileRows;
-#endif
+// ---- where a span's K and V lie -------------------------------------------------------------------------------------
 
-// A vector of one register is one chain of operations, one of two registers is two.
-#ifdef HOTLOOP_SIMD_AVX512
-constexpr int kIndependent = 2;
-#else
-constexpr int kIndependent = 1;
-#endif
-
-struct RowRange {
-  int32_t begin, end;  // positions of the span that the row sees, counted from the span's start
-};
-
-// Where each position of the span lies: byte offset of its K (and V) from the KV head's place in block 0.
-HOTLOOP_INLINE void locate_slots(const AttentionArgs& a, int64_t slot_bytes, int64_t span_begin, int begin, int end,
-                                 int64_t* offset) {
+// The runs of positions [begin, end) of a span that lie in one block: call(first position, count, block id, slot).
+template <typename Call>
+HOTLOOP_INLINE void for_blocks(const AttentionArgs& a, int64_t span_begin, int begin, int end, const Call& call) {
   int64_t block = (span_begin + begin) / a.block_size;
   int64_t slot = (span_begin + begin) % a.block_size;
   for (int j = begin; j < end;) {
-    const int64_t base = a.block_table[block] * a.block_stride_bytes;
-    for (; slot < a.block_size && j < end; ++slot, ++j) offset[j] = base + slot * slot_bytes;
+    const int count = sooner(static_cast<int>(a.block_size - slot), end - j);
+    call(j, count, int64_t{a.block_table[block++]}, slot);
+    j += count;
     slot = 0;
-    ++block;
   }
 }
 
-HOTLOOP_INLINE F32x16 load_kv(const float* p) { return load(p); }
-HOTLOOP_INLINE F32x16 load_kv(const uint16_t* p) { return load_f16(p); }
+// The work space of one call: see attention_scratch_floats.
+struct Workspace {
+  Tile tile;
+  QueryCodes codes[kAttentionRows];
+  float* key_scale;
+  float* value_scale;
+  uint8_t* key_codes;  // of a span, gathered: [16 chunks, head_dim / 4, 16, 4]
+  int64_t k_offset[kSpan];
+  int64_t v_offset[kSpan];
+  int64_t code_offset[kSpan / 16];
 
-// The 4 partial sums (lanes d mod 4 after the first two levels of the tree) of q . k for R rows and the positions
-// [begin, end) of one chunk of 16: folded[row][position & 15][4].
-template <int R, typename Element>
-HOTLOOP_INLINE void fold_dots(const float* const* q, const uint8_t* k, const int64_t* offset, int64_t head_dim, int begin,
-                              int end, float (*folded)[64]) {
-  constexpr int kPositions = R <= 2 ? 2 : kIndependent;  // enough chains of fma to hide their latency
-  int j = begin;
-  for (; j + kPositions <= end; j += kPositions) {
-    const Element* rows[kPositions];
-    F32x16 sum[R][kPositions];
-    for (int i = 0; i < kPositions; ++i) {
-      rows[i] = reinterpret_cast<const Element*>(k + offset[j + i]);
-      for (int r = 0; r < R; ++r) sum[r][i] = broadcast(0.0f);
+  Workspace(const AttentionArgs& a, float* scratch) {
+    const auto take = [&scratch](int64_t n) {
+      float* taken = scratch;
+      scratch += n;
+      return taken;
+    };
+    for (int r = 0; r < kTileRows; ++r) {
+      tile.scores[r] = take(kSpan);
+      tile.weights[r] = take(int64_t{kSpan} * value_groups(a.head_dim));
+      tile.o[r] = take(a.head_dim);
     }
-    for (int64_t d = 0; d < head_dim; d += 16) {
-      F32x16 x[kPositions];
-      for (int i = 0; i < kPositions; ++i) x[i] = load_kv(rows[i] + d);
-      for (int r = 0; r < R; ++r) {
-        const F32x16 y = load(q[r] + d);
-        for (int i = 0; i < kPositions; ++i) sum[r][i] = fma(y, x[i], sum[r][i]);
-      }
-    }
-    for (int r = 0; r < R; ++r) {
-      for (int i = 0; i < kPositions; ++i) store_folded(folded[r] + 4 * ((j + i) & 15), sum[r][i]);
-    }
+    key_scale = take(int64_t{kSpan} * key_groups(a.head_dim));
+    value_scale = take(int64_t{kSpan} * value_groups(a.head_dim));
+    key_codes = reinterpret_cast<uint8_t*>(take(int64_t{kSpan} * a.head_dim / 4));
+    query_scratch_ = scratch;
   }
-  for (; kPositions > 1 && j < end; ++j) {
-    const Element* row = reinterpret_cast<const Element*>(k + offset[j]);
-    F32x16 sum[R];
-    for (int r = 0; r < R; ++r) sum[r] = broadcast(0.0f);
-    for (int64_t d = 0; d < head_dim; d += 16) {
-      const F32x16 x = load_kv(row + d);
-      for (int r = 0; r < R; ++r) sum[r] = fma(load(q[r] + d), x, sum[r]);
-    }
-    for (int r = 0; r < R; ++r) store_folded(folded[r] + 4 * (j & 15), sum[r]);
-  }
-}
 
-// o[row][d] = fma(p[row][j], v_j[d], o[row][d]) for j ascending in [begin, end), R rows, C chunks of 16 d at a time.
-template <int R, int C, typename Element>
-HOTLOOP_INLINE void add_values_chunk(const float* const* p, const uint8_t* v, const int64_t* offset, int64_t d, int begin,
-                                     int end, float* const* o) {
-  const float* weights[R];
-  for (int r = 0; r < R; ++r) weights[r] = p[r];
-  F32x16 sum[R][C];
-  for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) sum[r][c] = load(o[r] + d + 16 * c);
+  void encode_queries(const AttentionArgs& a, int row, const float* q) {
+    const int64_t groups = key_groups(a.head_dim);
+    float* at = query_scratch_ + row * (a.head_dim / 2 + 2 * groups);
+    uint8_t* bytes = reinterpret_cast<uint8_t*>(at + 2 * groups);
+    static_assert(kQueryQuadBytes <= 8, "attention_scratch_floats has room for so many");
+    encode_query(q, a.head_dim, bytes, at, reinterpret_cast<int32_t*>(at + groups));
+    codes[row] = {bytes, at, reinterpret_cast<const int32_t*>(at + groups)};
   }
-  for (int j = begin; j < end; ++j) {
-    const Element* row = reinterpret_cast<const Element*>(v + offset[j]) + d;
-    for (int c = 0; c < C; ++c) {
-      const F32x16 x = load_kv(row + 16 * c);
-      for (int r = 0; r < R; ++r) sum[r][c] = fma(broadcast(weights[r][j]), x, sum[r][c]);
-      // Weights are loaded again for the next c: keeping them would spill an accumulator into the chain of fma.
-      HOTLOOP_COMPILER_BARRIER();
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int c = 0; c < C; ++c) store(o[r] + d + 16 * c, sum[r][c]);
-  }
-}
 
-template <int R, typename Element>
-HOTLOOP_INLINE void add_values(const float* const* p, const uint8_t* v, const int64_t* offset, int64_t head_dim, int begin,
-                               int end, float* const* o) {
-  constexpr int kStep = 32;  // positions whose V stays in the first-level cache while d advances
-  constexpr int kChunks = R == 1 ? 4 : kIndependent * (R <= 3 ? 2 : 1);
-  for (int j = begin; j < end; j += kStep) {
-    const int stop = j + kStep < end ? j + kStep : end;
-    int64_t d = 0;
-    for (; d + 16 * kChunks <= head_dim; d += 16 * kChunks) {
-      add_values_chunk<R, kChunks, Element>(p, v, offset, d, j, stop, o);
-    }
-    if (kChunks > 1) {
-      for (; d < head_dim; d += 16) add_values_chunk<R, 1, Element>(p, v, offset, d, j, stop, o);
-    }
-  }
-}
-
-// One tile: R query rows in one span. scores: [R][256]; o: [R][head_dim]; range[r] is not empty.
-struct Tile {
-  const float* q[kTileRows];
-  float* scores[kTileRows];
-  float* o[kTileRows];
-  RowRange range[kTileRows];
-  float m[kTileRows], l[kTileRows];
+ private:
+  float* query_scratch_;
 };
 
-// Scores of one chunk of 16 from its folded dots, -inf in lanes the row does not see; returns the new running maximum.
-HOTLOOP_INLINE F32x16 finish_scores(const AttentionArgs& a, const float* folded, RowRange range, int chunk, float* scores,
-                                    const F32x16& largest) {
-  F32x16 s = sum_folded(folded) * broadcast(a.scale);
-  if (a.softcap != 0.0f) s = softcap(s, a.softcap);
-  const int first = range.begin - chunk, last = range.end - chunk;
-  if (first > 0 || last < 16) {
-    const F32x16 lane = to_float(lane_index());
-    s = select(less(lane, broadcast(static_cast<float>(last))), s, broadcast(-kInfinity));
-    s = select(less(lane, broadcast(static_cast<float>(first))), broadcast(-kInfinity), s);
+// scales: bf16 [groups, block_size] of the KV head in block 0. out: [groups, 256].
+HOTLOOP_INLINE void gather_scales(const AttentionArgs& a, const uint8_t* scales, int64_t groups, int first, int count,
+                                  int64_t block, int64_t slot, float* out) {
+  const uint16_t* src = reinterpret_cast<const uint16_t*>(scales + block * a.block_stride_bytes) + slot;
+  for (int64_t g = 0; g < groups; ++g, src += a.block_size, out += kSpan) {
+    int i = 0;
+    for (; i + 16 <= count; i += 16) store(out + first + i, load_bf16(src + i));
+    for (; i < count; ++i) out[first + i] = bf16_to_f32(src[i]);
   }
-  store(scores + chunk, s);
-  return max(largest, s);
 }
 
-// p_j = exp(s_j - m) in place of the scores, and their sum.
-HOTLOOP_INLINE float exponentials(float* scores, RowRange range, float m) {
-  F32x16 sum = broadcast(0.0f);
-  for (int chunk = range.begin & ~15; chunk < range.end; chunk += 16) {
-    const F32x16 p = exp(load(scores + chunk) - broadcast(m));
-    store(scores + chunk, p);
-    sum = sum + p;  // absent lanes hold exp(-inf) = 0, and x + 0 = x
-  }
-  return horizontal_sum(sum);
+// Bytes from the KV head's place in block 0 to the rows of the positions [begin, end).
+HOTLOOP_INLINE void locate_rows(const AttentionArgs& a, KvDtype dtype, int64_t span_begin, int begin, int end, int64_t* offset) {
+  const int64_t row_bytes = a.head_dim * kv_item_bytes(dtype);
+  for_blocks(a, span_begin, begin, end, [&](int first, int count, int64_t block, int64_t slot) {
+    const int64_t base = block * a.block_stride_bytes + slot * row_bytes;
+    for (int i = 0; i < count; ++i) offset[first + i] = base + i * row_bytes;
+  });
 }
 
-template <int R, typename Element>
-void attend_tile(const AttentionArgs& a, const uint8_t* k, const uint8_t* v, const int64_t* offset, Tile& tile) {
-  // Positions all rows see are computed for R rows at once, the others (a ragged edge) for the rows that see them.
-  RowRange all = {0, kSpan}, any = {kSpan, 0};
-  for (int r = 0; r < R; ++r) {
-    const RowRange range = tile.range[r];
-    if (range.begin > all.begin) all.begin = range.begin;
-    if (range.end < all.end) all.end = range.end;
-    if (range.begin < any.begin) any.begin = range.begin;
-    if (range.end > any.end) any.end = range.end;
-  }
-  if (all.begin >= all.end) all = {any.end, any.end};
-
-  alignas(64) float folded[R][64];
-  F32x16 largest[R];
-  for (int r = 0; r < R; ++r) {
-    for (int i = 0; i < 64; ++i) folded[r][i] = 0.0f;
-    largest[r] = broadcast(-kInfinity);
-  }
-  const auto later = [](int x, int y) { return x > y ? x : y; };
-  const auto sooner = [](int x, int y) { return x < y ? x : y; };
-  for (int chunk = any.begin & ~15; chunk < any.end; chunk += 16) {
-    const int begin = later(all.begin, chunk), end = sooner(all.end, chunk + 16);
-    if (begin < end) fold_dots<R, Element>(tile.q, k, offset, a.head_dim, begin, end, folded);
-    for (int r = 0; r < R; ++r) {
-      const RowRange range = tile.range[r];
-      if (range.begin >= chunk + 16 || range.end <= chunk) continue;
-      if (R > 1) {
-        const int before = later(range.begin, chunk), before_end = sooner(sooner(all.begin, range.end), chunk + 16);
-        if (before < before_end) fold_dots<1, Element>(&tile.q[r], k, offset, a.head_dim, before, before_end, &folded[r]);
-        const int after = later(later(all.end, range.begin), chunk), after_end = sooner(range.end, chunk + 16);
-        if (after < after_end) fold_dots<1, Element>(&tile.q[r], k, offset, a.head_dim, after, after_end, &folded[r]);
+// int8 K: where the codes of each chunk lie, gathered unless every chunk of 16 positions lies in one block.
+HOTLOOP_INLINE void locate_codes(const AttentionArgs& a, int64_t span_begin, int begin, int end, Workspace& work, SpanKv& kv) {
+  const bool whole_chunks = a.block_size % 16 == 0;
+  for_blocks(a, span_begin, begin, end, [&](int first, int count, int64_t block, int64_t slot) {
+    const int64_t codes = block * a.block_stride_bytes + slot * 4;
+    if (whole_chunks) {
+      for (int j = first & ~15; j < first + count; j += 16) work.code_offset[j / 16] = codes + (j - first) * 4;
+      return;
+    }
+    for (int64_t quad = 0; quad < a.head_dim / 4; ++quad) {
+      const uint8_t* src = kv.k + codes + quad * a.block_size * 4;
+      for (int j = first; j < first + count; ++j, src += 4) {
+        __builtin_memcpy(work.key_codes + ((j / 16 * (a.head_dim / 4) + quad) * 16 + j % 16) * 4, src, 4);
       }
-      largest[r] = finish_scores(a, folded[r], range, chunk, tile.scores[r], largest[r]);
     }
-  }
-
-  for (int r = 0; r < R; ++r) {
-    tile.m[r] = horizontal_max(largest[r]);
-    tile.l[r] = exponentials(tile.scores[r], tile.range[r], tile.m[r]);
-    for (int64_t d = 0; d < a.head_dim; d += 16) store(tile.o[r] + d, broadcast(0.0f));
-    const int end = sooner(tile.range[r].end, all.begin);
-    if (R > 1 && tile.range[r].begin < end) {
-      add_values<1, Element>(&tile.scores[r], v, offset, a.head_dim, tile.range[r].begin, end, &tile.o[r]);
-    }
-  }
-  if (all.begin < all.end) add_values<R, Element>(tile.scores, v, offset, a.head_dim, all.begin, all.end, tile.o);
-  for (int r = 0; R > 1 && r < R; ++r) {
-    const int begin = later(tile.range[r].begin, all.end);
-    if (begin < tile.range[r].end) {
-      add_values<1, Element>(&tile.scores[r], v, offset, a.head_dim, begin, tile.range[r].end, &tile.o[r]);
-    }
+  });
+  kv.quad_stride = int64_t{a.block_size} * 4;
+  if (!whole_chunks) {
+    kv.k = work.key_codes;
+    kv.quad_stride = 64;
+    for (int chunk = 0; chunk < kSpan / 16; ++chunk) work.code_offset[chunk] = int64_t{chunk} * a.head_dim * 16;
   }
 }
 
-// attend_tile for a number of rows known at run time, at most R.
-template <int R, typename Element>
-void attend_rows(const AttentionArgs& a, const uint8_t* k, const uint8_t* v, const int64_t* offset, int rows, Tile& tile) {
-  if constexpr (R > 1) {
-    if (rows < R) return attend_rows<R - 1, Element>(a, k, v, offset, rows, tile);
+// Positions [begin, end) of the span, which some row of the call sees.
+HOTLOOP_INLINE SpanKv locate_span(const AttentionArgs& a, int32_t kv_head, int64_t span_begin, int begin, int end,
+                                  Workspace& work) {
+  const int64_t head_elements = int64_t{kv_head} * a.block_size * a.head_dim;
+  SpanKv kv{a.k + head_elements * kv_item_bytes(a.k_dtype), a.v + head_elements * kv_item_bytes(a.v_dtype),
+            work.k_offset, work.v_offset, work.code_offset, 0, work.key_scale, work.value_scale};
+  locate_rows(a, a.v_dtype, span_begin, begin, end, work.v_offset);
+  if (a.v_dtype == KvDtype::INT8) {
+    const int64_t groups = value_groups(a.head_dim);
+    const uint8_t* scales = a.v_scale + kv_head * groups * a.block_size * 2;
+    for_blocks(a, span_begin, begin, end, [&](int first, int count, int64_t block, int64_t slot) {
+      gather_scales(a, scales, groups, first, count, block, slot, work.value_scale);
+    });
   }
-  attend_tile<R, Element>(a, k, v, offset, tile);
+  if (a.k_dtype != KvDtype::INT8) {
+    if (a.k_dtype == a.v_dtype) {
+      kv.k_offset = work.v_offset;
+    } else {
+      locate_rows(a, a.k_dtype, span_begin, begin, end, work.k_offset);
+    }
+    return kv;
+  }
+  const int64_t groups = key_groups(a.head_dim);
+  const uint8_t* scales = a.k_scale + kv_head * groups * a.block_size * 2;
+  for_blocks(a, span_begin, begin, end, [&](int first, int count, int64_t block, int64_t slot) {
+    gather_scales(a, scales, groups, first, count, block, slot, work.key_scale);
+  });
+  locate_codes(a, span_begin, begin, end, work, kv);
+  return kv;
 }
+
+// ---- the walk over spans --------------------------------------------------------------------------------------------
 
 // The running (M, L, O) of one query row; O is the row of the output.
 struct RunningRow {
@@ -233,6 +157,12 @@ struct RunningRow {
   int64_t first, last;  // positions seen: [first, last]
   float m, l;
 };
+
+HOTLOOP_INLINE void begin_row(RunningRow& row, int64_t head_dim) {
+  row.m = -kInfinity;
+  row.l = 0.0f;
+  for (int64_t d = 0; d < head_dim; d += 16) store(row.out + d, broadcast(0.0f));
+}
 
 HOTLOOP_INLINE void merge(RunningRow& row, float m, float l, const float* o, int64_t head_dim) {
   const float m_new = row.m > m ? row.m : m;
@@ -244,80 +174,119 @@ HOTLOOP_INLINE void merge(RunningRow& row, float m, float l, const float* o, int
   for (int64_t d = 0; d < head_dim; d += 16) store(row.out + d, fma(load(o + d), b, load(row.out + d) * a));
 }
 
-// Up to kAttentionRows query rows, span by span, so that a span's K and V stay in cache for all of them.
-void attend(const AttentionArgs& a, const uint8_t* k, const uint8_t* v, RunningRow* rows, int num_rows, float* scratch) {
-  const int64_t item = a.kv_dtype == KvDtype::F32 ? 4 : 2;
-  int64_t offset[kSpan];
-  Tile tile;
-  for (int r = 0; r < kTileRows; ++r) {
-    tile.scores[r] = scratch + r * (kSpan + a.head_dim);
-    tile.o[r] = tile.scores[r] + kSpan;
-  }
+HOTLOOP_INLINE void end_row(RunningRow& row, int64_t head_dim) {
+  const F32x16 l = broadcast(row.l);
+  for (int64_t d = 0; d < head_dim; d += 16) store(row.out + d, load(row.out + d) / l);
+}
+
+// Up to kAttentionRows query rows, span by span, so that a span's K and V stay in cache for all of them. take(row, span,
+// m, l, o) gets every partial, spans ascending.
+template <typename Take>
+HOTLOOP_INLINE void walk_spans(const AttentionArgs& a, int32_t kv_head, const RunningRow* rows, int num_rows,
+                               int64_t span_begin, int64_t span_end, float* scratch, const Take& take) {
+  Workspace work(a, scratch);
+  Tile& tile = work.tile;
   int64_t first = rows[0].first, last = rows[0].last;
   for (int r = 0; r < num_rows; ++r) {
     if (rows[r].first < first) first = rows[r].first;
     if (rows[r].last > last) last = rows[r].last;
-    rows[r].m = -kInfinity;
-    rows[r].l = 0.0f;
-    for (int64_t d = 0; d < a.head_dim; d += 16) store(rows[r].out + d, broadcast(0.0f));
+    if (a.k_dtype == KvDtype::INT8) work.encode_queries(a, r, rows[r].q);
   }
+  if (span_begin < first / kSpan) span_begin = first / kSpan;
+  if (span_end > last / kSpan + 1) span_end = last / kSpan + 1;
 
-  for (int64_t span = first / kSpan * kSpan; span <= last; span += kSpan) {
-    RunningRow* active[kAttentionRows];
+  for (int64_t index = span_begin; index < span_end; ++index) {
+    const int64_t span = index * kSpan;
+    int active[kAttentionRows];
     RowRange ranges[kAttentionRows];
     int count = 0, begin = kSpan, end = 0;
     for (int r = 0; r < num_rows; ++r) {
       const int64_t from = rows[r].first > span ? rows[r].first - span : 0;
       const int64_t to = rows[r].last + 1 - span < kSpan ? rows[r].last + 1 - span : kSpan;
       if (from >= to) continue;
-      active[count] = &rows[r];
+      active[count] = r;
       ranges[count++] = {static_cast<int32_t>(from), static_cast<int32_t>(to)};
       if (from < begin) begin = static_cast<int>(from);
       if (to > end) end = static_cast<int>(to);
     }
     if (count == 0) continue;
-    locate_slots(a, a.head_dim * item, span, begin, end, offset);
+    const SpanKv kv = locate_span(a, kv_head, span, begin, end, work);
     const int tiles = (count + kTileRows - 1) / kTileRows;
     for (int t = 0, done = 0; t < tiles; ++t) {
       const int size = (count - done + tiles - t - 1) / (tiles - t);  // as even as possible
       for (int r = 0; r < size; ++r) {
-        tile.q[r] = active[done + r]->q;
+        const int row = active[done + r];
+        tile.q[r] = rows[row].q;
+        tile.codes[r] = work.codes[row];
         tile.range[r] = ranges[done + r];
       }
-      if (a.kv_dtype == KvDtype::F32) {
-        attend_rows<kTileRows, float>(a, k, v, offset, size, tile);
-      } else {
-        attend_rows<kTileRows, uint16_t>(a, k, v, offset, size, tile);
-      }
-      for (int r = 0; r < size; ++r) merge(*active[done + r], tile.m[r], tile.l[r], tile.o[r], a.head_dim);
+      attend_tile(a, kv, size, tile);
+      for (int r = 0; r < size; ++r) take(active[done + r], index, tile.m[r], tile.l[r], tile.o[r]);
       done += size;
     }
   }
-  for (int r = 0; r < num_rows; ++r) {
-    const F32x16 l = broadcast(rows[r].l);
-    for (int64_t d = 0; d < a.head_dim; d += 16) store(rows[r].out + d, load(rows[r].out + d) / l);
-  }
 }
 
-void attention(const AttentionArgs& a, int64_t token_begin, int64_t token_end, int32_t kv_head, int32_t head_begin,
-               int32_t head_end, float* scratch) {
-  const int64_t item = a.kv_dtype == KvDtype::F32 ? 4 : 2;
-  const int64_t head_offset = int64_t{kv_head} * a.block_size * a.head_dim * item;
+// The call's rows, at most kAttentionRows at a time: call(rows, count, index of the first).
+template <typename Call>
+HOTLOOP_INLINE void for_rows(const AttentionArgs& a, const AttentionRows& all, const Call& call) {
   RunningRow rows[kAttentionRows];
   int count = 0;
-  for (int64_t t = token_begin; t < token_end; ++t) {
+  int64_t done = 0;
+  for (int64_t t = all.token_begin; t < all.token_end; ++t) {
     const int64_t position = a.positions[t];
     const int64_t first = a.window > 0 && position >= a.window ? position - a.window + 1 : 0;
-    for (int64_t h = head_begin; h < head_end; ++h) {
+    for (int64_t h = all.head_begin; h < all.head_end; ++h) {
       const int64_t at = (t * a.num_heads + h) * a.head_dim;
       rows[count++] = {a.q + at, a.out + at, first, position, 0.0f, 0.0f};
       if (count == kAttentionRows) {
-        attend(a, a.k + head_offset, a.v + head_offset, rows, count, scratch);
+        call(rows, count, done);
+        done += count;
         count = 0;
       }
     }
   }
-  if (count > 0) attend(a, a.k + head_offset, a.v + head_offset, rows, count, scratch);
+  if (count > 0) call(rows, count, done);
+}
+
+void attention(const AttentionArgs& a, const AttentionRows& all, float* scratch) {
+  for_rows(a, all, [&](RunningRow* rows, int count, int64_t) {
+    for (int r = 0; r < count; ++r) begin_row(rows[r], a.head_dim);
+    constexpr int64_t kAllSpans = int64_t{1} << 40;
+    walk_spans(a, all.kv_head, rows, count, 0, kAllSpans, scratch, [&](int row, int64_t, float m, float l, const float* o) {
+      merge(rows[row], m, l, o, a.head_dim);
+    });
+    for (int r = 0; r < count; ++r) end_row(rows[r], a.head_dim);
+  });
+}
+
+void attention_spans(const AttentionArgs& a, const AttentionRows& all, int64_t first_span, int64_t span_begin,
+                     int64_t span_end, float* partials, float* scratch) {
+  const int64_t num_rows = all.count(), stride = partial_floats(a.head_dim);
+  for_rows(a, all, [&](RunningRow* rows, int count, int64_t done) {
+    walk_spans(a, all.kv_head, rows, count, span_begin, span_end, scratch,
+               [&](int row, int64_t span, float m, float l, const float* o) {
+      float* to = partials + ((span - first_span) * num_rows + done + row) * stride;
+      for (int64_t d = 0; d < a.head_dim; d += 16) store(to + d, load(o + d));
+      to[a.head_dim] = m;
+      to[a.head_dim + 1] = l;
+    });
+  });
+}
+
+void merge_spans(const AttentionArgs& a, const AttentionRows& all, int64_t first_span, const float* partials) {
+  const int64_t num_rows = all.count(), stride = partial_floats(a.head_dim);
+  for_rows(a, all, [&](RunningRow* rows, int count, int64_t done) {
+    for (int r = 0; r < count; ++r) {
+      RunningRow& row = rows[r];
+      begin_row(row, a.head_dim);
+      for (int64_t span = row.first / kSpan; span <= row.last / kSpan; ++span) {
+        const float* from = partials + ((span - first_span) * num_rows + done + r) * stride;
+        merge(row, from[a.head_dim], from[a.head_dim + 1], from, a.head_dim);
+      }
+      end_row(row, a.head_dim);
+    }
+  });
 }
 
 }  // namespace

@@ -14,6 +14,8 @@ constexpr int kLogitsBlock = 64; // logits per entry of block_max
 constexpr int kMassBins = 448;   // of mass_histogram: 28 nats below the top
 constexpr float kMassBinsPerNat = 16.0f;
 constexpr int kLanes = 16;       // virtual width of every float reduction
+constexpr int kKeyGroup = 32;    // elements of an int8 K that share a scale
+constexpr int kValueGroup = 64;  // elements of an int8 V that share a scale
 
 // The formats with kernels, by their names in GGUF. Everything that goes through all of them is made from these lists.
 #define HOTLOOP_FLOAT_FORMATS(X) X(F32) X(F16) X(BF16)
@@ -23,7 +25,7 @@ constexpr int kLanes = 16;       // virtual width of every float reduction
 #define HOTLOOP_ENUMERATOR(name) name,
 enum class WeightFormat : int32_t { HOTLOOP_FLOAT_FORMATS(HOTLOOP_ENUMERATOR) HOTLOOP_INTEGER_FORMATS(HOTLOOP_ENUMERATOR) };
 #undef HOTLOOP_ENUMERATOR
-enum class KvDtype : int32_t { F32, F16 };
+enum class KvDtype : int32_t { F32, F16, BF16, INT8 };
 enum class GatedActivation : int32_t { SiLU, GeluTanh };
 enum class RopeStyle : int32_t { Interleaved, HalfSplit };  // adjacent pairs (llama GGUF) | x[i], x[i + rot/2] (neox)
 
@@ -57,16 +59,31 @@ struct Activations {
 struct AttentionArgs {
   const float* q;          // [tokens, num_heads * head_dim], roped
   float* out;              // [tokens, num_heads * head_dim]; does not overlap q
-  const uint8_t* k;        // K of block 0, this layer: [num_kv_heads, block_size, head_dim] of kv_dtype
-  const uint8_t* v;        // V of block 0, this layer, same layout
+  const uint8_t* k;        // K of block 0, this layer: [num_kv_heads, block_size, head_dim] of k_dtype;
+                           // int8: [num_kv_heads, head_dim / 4, block_size, 4]
+  const uint8_t* v;        // V of block 0, this layer: [num_kv_heads, block_size, head_dim]
+  const uint8_t* k_scale;  // int8: bf16 scales of K of block 0, [num_kv_heads, key_groups(head_dim), block_size]
+  const uint8_t* v_scale;  // int8: bf16 scales of V of block 0, [num_kv_heads, value_groups(head_dim), block_size]
   int64_t block_stride_bytes;  // from one block_id to the next
   const int32_t* block_table;  // of this request: position p lives in block_table[p / block_size]
   const int32_t* positions;    // [tokens]: absolute position of each query token
   int32_t block_size, num_heads, num_kv_heads, head_dim;
   int32_t window;          // a token sees the last `window` positions, its own included; 0: all
-  KvDtype kv_dtype;
+  KvDtype k_dtype, v_dtype;
   float scale;             // scores = scale * (q . k)
   float softcap;           // 0: none; else cap * tanh(score / cap)
+};
+
+constexpr int32_t key_groups(int32_t head_dim) { return (head_dim + kKeyGroup - 1) / kKeyGroup; }
+constexpr int32_t value_groups(int32_t head_dim) { return (head_dim + kValueGroup - 1) / kValueGroup; }
+// Bytes of an element of K or V.
+constexpr int64_t kv_item_bytes(KvDtype dtype) { return dtype == KvDtype::F32 ? 4 : dtype == KvDtype::INT8 ? 1 : 2; }
+
+// Query rows of some tokens of one request: heads [head_begin, head_end) all read KV head kv_head.
+struct AttentionRows {
+  int64_t token_begin, token_end;
+  int32_t kv_head, head_begin, head_end;
+  int64_t count() const { return (token_end - token_begin) * (head_end - head_begin); }
 };
 
 struct KernelTable {
@@ -87,8 +104,11 @@ struct KernelTable {
   void (*rms_norm)(const float* x, const float* gain, const float* residual, int64_t n, float eps, float* out);
   // Rotate one head in place: cos, sin [rot_dim / 2] of the token's position; elements past rot_dim stay.
   void (*rope)(float* head, const float* cos, const float* sin, int64_t rot_dim, RopeStyle style);
-  // f32 [n] -> kv dtype, round to nearest even.
+  // f32 [n] -> f32, f16 or bf16, round to nearest even.
   void (*store_kv)(const float* src, int64_t n, KvDtype dtype, void* dst);
+  // f32 [n] -> int8 codes [n] and bf16 scales [ceil(n / group_size)]; n and group_size are multiples of 16. A group's
+  // scale is bf16(max |x| / 127), a code x / scale rounded; quant/kv.py has the definition.
+  void (*quantize_kv)(const float* src, int64_t n, int64_t group_size, int8_t* codes, uint16_t* scales);
   // out = act(gate) * up, [n]; may alias.
   void (*gated)(const float* gate, const float* up, int64_t n, GatedActivation act, float* out);
   void (*add)(const float* a, const float* b, int64_t n, float* out);       // out = a + b, may alias
@@ -96,11 +116,15 @@ struct KernelTable {
   void (*softcap)(float* x, int64_t n, float cap);                          // x = cap * tanh(x / cap), in place
 
   // ---- attention (kernels/attention*) ---------------------------------------------------------------------------
-  // Tokens [token_begin, token_end) of ONE request and query heads [head_begin, head_end) which all read KV head kv_head.
   // Spans of 256 absolute positions, partials (m, l, o) merged in ascending order. head_dim is a multiple of 16.
   // scratch: attention_scratch_floats().
-  void (*attention)(const AttentionArgs& args, int64_t token_begin, int64_t token_end, int32_t kv_head,
-                    int32_t head_begin, int32_t head_end, float* scratch);
+  void (*attention)(const AttentionArgs& args, const AttentionRows& rows, float* scratch);
+  // The same in parts, which may be computed in any order: the partials of spans [span_begin, span_end), then the merge.
+  // partials: [span - first_span, row, partial_floats(head_dim)]: o, m, l of the rows that see something of the span.
+  // A row is (token - token_begin) * heads + (head - head_begin); first_span is that of all parts.
+  void (*attention_spans)(const AttentionArgs& args, const AttentionRows& rows, int64_t first_span, int64_t span_begin,
+                          int64_t span_end, float* partials, float* scratch);
+  void (*merge_spans)(const AttentionArgs& args, const AttentionRows& rows, int64_t first_span, const float* partials);
 
   // ---- sampling math (kernels/math*) ----------------------------------------------------------------------------
   void (*exp)(const float* x, int64_t n, float* out);   // our own polynomial, error below 1 ulp, exp(-inf) = 0
@@ -143,8 +167,13 @@ struct KernelTable {
 constexpr int kAttentionTileRows = 6;  // query rows (token, head) that share each load of K and V
 constexpr int kAttentionRows = 48;     // query rows that walk a span together
 
+constexpr int64_t partial_floats(int32_t head_dim) { return head_dim + kLanes; }
+
+// Of a tile: scores, o, weights of every V group. int8: codes of the queries; scales and K codes of a span.
 constexpr int64_t attention_scratch_floats(int32_t head_dim) {
-  return int64_t{kAttentionTileRows} * (kSpan + head_dim);  // scores and o of a tile
+  return int64_t{kAttentionTileRows} * (kSpan + head_dim + kSpan * value_groups(head_dim)) +
+         int64_t{kAttentionRows} * (head_dim / 2 + 2 * key_groups(head_dim)) +
+         int64_t{kSpan} * (key_groups(head_dim) + value_groups(head_dim) + head_dim / 4);
 }
 
 // formats/repack.cpp: instruction-set independent.

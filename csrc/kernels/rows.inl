@@ -54,6 +54,21 @@ void rope(float* head, const float* cos, const float* sin, int64_t rot_dim, Rope
   }
 }
 
+// bfloat16 is the upper half of the bits, rounded to nearest even; a NaN stays one and becomes quiet.
+HOTLOOP_INLINE uint16_t f32_to_bf16(float x) {
+  uint32_t u;
+  __builtin_memcpy(&u, &x, 4);
+  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const uint32_t is_nan = (u & 0x7fffffffu) > 0x7f800000u;
+  return static_cast<uint16_t>(is_nan ? (u >> 16) | 0x40u : rounded);
+}
+HOTLOOP_INLINE float bf16_to_f32(uint16_t h) {
+  const uint32_t u = static_cast<uint32_t>(h) << 16;
+  float x;
+  __builtin_memcpy(&x, &u, 4);
+  return x;
+}
+
 void store_kv(const float* src, int64_t n, KvDtype dtype, void* dst) {
   if (dtype == KvDtype::F32) {
     float* out = static_cast<float*>(dst);
@@ -61,6 +76,10 @@ void store_kv(const float* src, int64_t n, KvDtype dtype, void* dst) {
     return;
   }
   uint16_t* out = static_cast<uint16_t*>(dst);
+  if (dtype == KvDtype::BF16) {
+    for (int64_t i = 0; i < n; ++i) out[i] = f32_to_bf16(src[i]);
+    return;
+  }
   map_rows(n, [&](int64_t i, int64_t m) {
     const F32x16 v = load_up_to(src + i, m, 0.0f);
     if (m == 16) {
@@ -69,6 +88,53 @@ void store_kv(const float* src, int64_t n, KvDtype dtype, void* dst) {
       store_f16_partial(out + i, m, v);
     }
   });
+}
+
+// What a group of n elements (a multiple of 16) is divided by, given the scale that its largest magnitude asks for.
+// A NaN or an infinity makes the scale NaN and the codes 0, so that whatever reads the group is NaN; a group whose
+// magnitudes are all below 2^-100 becomes 0.
+struct GroupMagnitude {
+  float largest;
+  bool finite;
+};
+HOTLOOP_INLINE GroupMagnitude group_magnitude(const float* x, int64_t n) {
+  F32x16 largest = broadcast(0.0f), poison = broadcast(0.0f);
+  for (int64_t i = 0; i < n; i += 16) {
+    const F32x16 v = load(x + i);
+    largest = max(absolute(v), largest);
+    poison = fma(v, broadcast(0.0f), poison);  // NaN from a NaN or an infinity on
+  }
+  return {horizontal_max(largest), horizontal_sum(poison) == 0.0f};
+}
+
+// codes = x / scale, rounded to integers, ties to even, at most +-127 (a rounded scale may ask for 127.5).
+HOTLOOP_INLINE void encode_group(const float* x, int64_t n, float scale, int8_t* codes) {
+  if (!(scale > 0.0f)) {
+    for (int64_t i = 0; i < n; ++i) codes[i] = 0;
+    return;
+  }
+  const F32x16 inverse = broadcast(1.0f / scale);
+  for (int64_t i = 0; i < n; i += 16) {
+    const F32x16 v = min(max(load(x + i) * inverse, broadcast(-127.0f)), broadcast(127.0f));
+    const F32x16 shifted = v + broadcast(0x1.8p23f);  // leaves the integer in the low mantissa bits
+    uint32_t lanes[16];
+    store(lanes, bits(shifted));
+    for (int j = 0; j < 16; ++j) codes[i + j] = static_cast<int8_t>(lanes[j]);
+  }
+}
+
+HOTLOOP_INLINE float group_scale(const GroupMagnitude& m) {
+  if (!m.finite) return __builtin_nanf("");
+  return m.largest < 0x1p-100f ? 0.0f : m.largest / 127.0f;
+}
+
+void quantize_kv(const float* src, int64_t n, int64_t group_size, int8_t* codes, uint16_t* scales) {
+  for (int64_t i = 0; i < n; i += group_size) {
+    const int64_t size = n - i < group_size ? n - i : group_size;
+    const uint16_t scale = f32_to_bf16(group_scale(group_magnitude(src + i, size)));
+    encode_group(src + i, size, bf16_to_f32(scale), codes + i);
+    scales[i / group_size] = scale;
+  }
 }
 
 HOTLOOP_INLINE F32x16 silu(const F32x16& x) { return x * sigmoid(x); }

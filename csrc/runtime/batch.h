@@ -22,17 +22,20 @@ struct Batch {
   std::vector<BatchGroup> groups;
 };
 
-// Where one layer's K and V live. block b: K at k + b * block_stride_bytes, [num_kv_heads, block_size, head_dim].
+// Where one layer's K and V live: of block b at k + b * block_stride_bytes and so on, laid out as AttentionArgs says.
 struct KvLayer {
   uint8_t* k = nullptr;
   uint8_t* v = nullptr;
+  uint8_t* k_scale = nullptr;  // int8 only
+  uint8_t* v_scale = nullptr;
   int64_t block_stride_bytes = 0;
   int32_t group = 0;
   int32_t block_size = 0;
   int32_t num_kv_heads = 0;
   int32_t head_dim = 0;
   int32_t window = 0;
-  KvDtype dtype = KvDtype::F16;
+  KvDtype k_dtype = KvDtype::F16;
+  KvDtype v_dtype = KvDtype::F16;
 };
 
 }  // namespace hotloop

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/kv_append.h"
 #include "runtime/rope_table.h"
 
 namespace hotloop {
@@ -47,28 +48,6 @@ void PlanRopeOp::run(const Step& step, int64_t t, float*) {
   const int64_t half = static_cast<int64_t>(inv_freq.size());
   float* row = step.row(out, t);
   rope_cos_sin(step.batch.positions + t, 1, inv_freq.data(), half, attention_factor, row, row + half);
-}
-
-void PlanAttentionOp::run(const Step& step, int64_t, float*) {
-  constexpr int64_t kTokenTile = 16;
-  work->clear();
-  const int32_t heads_per_kv = num_heads / num_kv_heads;
-  const Batch& batch = step.batch;
-  for (int32_t r = 0; r < batch.requests; ++r) {
-    // With fewer KV heads than threads, query heads of one KV head are shared out.
-    const bool split_heads = batch.requests * num_kv_heads < step.threads;
-    const int32_t head_step = split_heads ? std::max(1, static_cast<int32_t>(ceil_div(heads_per_kv, step.threads))) : heads_per_kv;
-    for (int64_t t = batch.query_start[r]; t < batch.query_start[r + 1]; t += kTokenTile) {
-      const int64_t end = std::min<int64_t>(t + kTokenTile, batch.query_start[r + 1]);
-      for (int32_t kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
-        for (int32_t h = 0; h < heads_per_kv; h += head_step) {
-          const int32_t begin = kv_head * heads_per_kv + h;
-          const int32_t count = std::min(head_step, heads_per_kv - h);
-          work->push_back({r, t, end, kv_head, begin, begin + count});
-        }
-      }
-    }
-  }
 }
 
 void NormOp::run(const Step& step, int64_t i, float* scratch) {
@@ -120,19 +99,21 @@ void QkvOp::run(const Step& step, int64_t tile, float* scratch) {
   const WeightMatrix* weight = q.get();
   const WeightVector* bias = q_bias.get();
   const WeightVector* norm = q_norm.get();
-  uint8_t* cache = nullptr;
+  bool is_query = false;
+  KvPart part = KvPart::Value;
   bool rotate = static_cast<bool>(rope);
   if (head >= num_heads + kv.num_kv_heads) {
     head -= num_heads + kv.num_kv_heads;
-    weight = v.get(), bias = v_bias.get(), norm = nullptr, cache = kv.v, rotate = false;
+    weight = v.get(), bias = v_bias.get(), norm = nullptr, rotate = false;
   } else if (head >= num_heads) {
     head -= num_heads;
-    weight = k.get(), bias = k_bias.get(), norm = k_norm.get(), cache = kv.k;
+    weight = k.get(), bias = k_bias.get(), norm = k_norm.get(), part = KvPart::Key;
+  } else {
+    is_query = true;
   }
 
   const int64_t blocks = d / kRowBlock;
   step.kernels.linear(weight->matrix(), step.activations(x), head * blocks, (head + 1) * blocks, begin, end, scratch, d);
-  const int64_t item = kv.dtype == KvDtype::F32 ? 4 : 2;
   const int64_t* slots = step.batch.groups[kv.group].slot_mapping;
   for (int64_t t = begin; t < end; ++t) {
     float* y = scratch + (t - begin) * d;
@@ -142,33 +123,11 @@ void QkvOp::run(const Step& step, int64_t tile, float* scratch) {
       const float* cos = step.row(rope, t);
       step.kernels.rope(y, cos, cos + rot_dim / 2, rot_dim, style);
     }
-    if (cache == nullptr) {
+    if (is_query) {
       std::memcpy(step.row(out, t) + head * d, y, d * sizeof(float));
     } else {
-      const int64_t block = slots[t] / kv.block_size, slot = slots[t] % kv.block_size;
-      uint8_t* dst = cache + block * kv.block_stride_bytes + (head * kv.block_size + slot) * d * item;
-      step.kernels.store_kv(y, d, kv.dtype, dst);
+      append_kv(step.kernels, kv, part, head, slots[t], y);
     }
-  }
-}
-
-int64_t AttentionOp::scratch_floats() const {
-  return attention_scratch_floats(kv.head_dim);
-}
-
-void AttentionOp::run(const Step& step, int64_t tile, float* scratch) {
-  const AttentionTile& item = (*work)[tile];
-  const BatchGroup& group = step.batch.groups[kv.group];
-  const AttentionArgs args = {
-      step.row(q, 0), step.row(out.f32, 0), kv.k, kv.v, kv.block_stride_bytes,
-      group.block_tables + item.request * group.max_blocks, step.batch.positions,
-      kv.block_size, num_heads, kv.num_kv_heads, kv.head_dim, kv.window, kv.dtype, scale, softcap};
-  step.kernels.attention(args, item.token_begin, item.token_end, item.kv_head, item.head_begin, item.head_end, scratch);
-  if (!out.quantized) return;
-  const int64_t col = static_cast<int64_t>(item.head_begin) * kv.head_dim;
-  const int64_t n = static_cast<int64_t>(item.head_end - item.head_begin) * kv.head_dim;
-  for (int64_t t = item.token_begin; t < item.token_end; ++t) {
-    step.quantize(step.row(out.f32, t) + col, n, out.quantized, t, col);
   }
 }
 

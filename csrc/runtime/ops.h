@@ -1,5 +1,6 @@
 // The launches a step program is made of. Each mirrors an op of the protocol (docs/ops.md).
 #pragma once
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -35,15 +36,32 @@ struct PlanRopeOp final : Op {
   void run(const Step& step, int64_t tile, float*) override;
 };
 
+// Some query rows of one request, over all they see or over some of the spans. The parts of split rows share `split`.
 struct AttentionTile {
   int32_t request;
-  int64_t token_begin, token_end;
-  int32_t kv_head, head_begin, head_end;
+  AttentionRows rows;
+  int64_t span_begin = 0, span_end = 0;
+  int32_t split = -1;  // index into AttentionWork::splits; -1: whole
+};
+
+// Rows whose spans are shared out among threads: whoever finishes the last part merges all.
+struct AttentionSplit {
+  int64_t first_span;
+  int64_t partials;  // offset, floats
+  int32_t parts;
+};
+
+struct AttentionWork {
+  std::vector<AttentionTile> tiles;
+  std::vector<AttentionSplit> splits;
+  std::vector<float> partials;
+  std::unique_ptr<std::atomic<int32_t>[]> finished;  // [splits], parts done; 0 between ops
+  size_t finished_size = 0;
 };
 
 struct PlanAttentionOp final : Op {
-  int32_t num_heads, num_kv_heads, head_dim;
-  std::shared_ptr<std::vector<AttentionTile>> work = std::make_shared<std::vector<AttentionTile>>();
+  int32_t num_heads, num_kv_heads, head_dim, window;
+  std::shared_ptr<AttentionWork> work = std::make_shared<AttentionWork>();
   const char* name() const override { return "plan_attention"; }
   int64_t tiles(const Step&) const override { return 1; }
   void run(const Step& step, int64_t, float*) override;
@@ -90,12 +108,12 @@ struct QkvOp final : Op {
 struct AttentionOp final : Op {
   Buffer q;
   KvLayer kv;
-  std::shared_ptr<const std::vector<AttentionTile>> work;  // of PlanAttentionOp
+  std::shared_ptr<AttentionWork> work;  // of PlanAttentionOp
   int32_t num_heads;
   float scale, softcap;
   Output out;
   const char* name() const override { return "attention"; }
-  int64_t tiles(const Step&) const override { return static_cast<int64_t>(work->size()); }
+  int64_t tiles(const Step&) const override { return static_cast<int64_t>(work->tiles.size()); }
   void run(const Step& step, int64_t tile, float* scratch) override;
   int64_t scratch_floats() const override;
 };

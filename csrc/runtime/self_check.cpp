@@ -7,11 +7,12 @@
 
 #include "runtime/aligned.h"
 #include "runtime/float_environment.h"
+#include "runtime/kv_append.h"
 
 namespace hotloop {
 namespace {
 
-constexpr int kCompared = 22, kYardsticks = 2;  // peak_int8 and peak_f32 compute nothing
+constexpr int kCompared = 25, kYardsticks = 2;  // peak_int8 and peak_f32 compute nothing
 static_assert(sizeof(KernelTable) == (1 + kCompared + kYardsticks) * sizeof(void*),
               "a kernel came or went: change SelfCheck and broken_copy too");
 
@@ -245,10 +246,12 @@ class SelfCheck {
     });
   }
 
-  static void store_f16(const KernelTable& kernels, const Floats& x, float* out) {
+  // f16 or bf16; infinity is `infinity` in the dtype's bits, past it all are NaN.
+  static void store_halves(const KernelTable& kernels, const Floats& x, KvDtype dtype, float* out) {
+    const uint32_t infinity = dtype == KvDtype::F16 ? 0x7c00u : 0x7f80u;
     std::vector<uint16_t> half(x.size());
-    kernels.store_kv(x.data(), static_cast<int64_t>(x.size()), KvDtype::F16, half.data());
-    for (const uint16_t h : half) *out++ = (h & 0x7fffu) > 0x7c00u ? __builtin_nanf("") : static_cast<float>(h);
+    kernels.store_kv(x.data(), static_cast<int64_t>(x.size()), dtype, half.data());
+    for (const uint16_t h : half) *out++ = (h & 0x7fffu) > infinity ? __builtin_nanf("") : static_cast<float>(h);
   }
 
   void check_store_kv() {
@@ -256,37 +259,70 @@ class SelfCheck {
     compare("store_kv f32", zeros(extents_.floats), [&](const KernelTable& kernels, float* out) {
       kernels.store_kv(x.data(), extents_.floats, KvDtype::F32, out);
     });
-    compare("store_kv f16", zeros(extents_.floats),
-            [&](const KernelTable& kernels, float* out) { store_f16(kernels, x, out); });
+    for (const KvDtype dtype : {KvDtype::F16, KvDtype::BF16}) {
+      compare(dtype == KvDtype::F16 ? "store_kv f16" : "store_kv bf16", zeros(extents_.floats),
+              [&](const KernelTable& kernels, float* out) { store_halves(kernels, x, dtype, out); });
+    }
+    const int64_t n = extents_.floats / 16 * 16;
+    const Floats ordinary = activation_row(n);
+    compare("quantize_kv", zeros(n + n / kGroupSize + 1), [&](const KernelTable& kernels, float* out) {
+      std::vector<int8_t> codes(static_cast<size_t>(n));
+      std::vector<uint16_t> scales(static_cast<size_t>(n / kGroupSize + 1));
+      kernels.quantize_kv(ordinary.data(), n, kGroupSize, codes.data(), scales.data());
+      for (const int8_t code : codes) *out++ = code;
+      for (const uint16_t scale : scales) *out++ = (scale & 0x7fffu) > 0x7f80u ? __builtin_nanf("") : static_cast<float>(scale);
+    });
   }
 
   // ---- attention ------------------------------------------------------------------------------------------------
 
   void check_attention() {
-    check_attention("attention f32", KvDtype::F32, 0, 0.0f);
-    check_attention("attention f16, window and softcap", KvDtype::F16, 70, 30.0f);
+    check_attention("attention f32", KvDtype::F32, KvDtype::F32, 16, 0, 0.0f);
+    check_attention("attention f16, window and softcap", KvDtype::F16, KvDtype::F16, 16, 70, 30.0f);
+    check_attention("attention bf16 and int8", KvDtype::BF16, KvDtype::INT8, 24, 0, 0.0f);
+    check_attention("attention int8", KvDtype::INT8, KvDtype::INT8, 32, 0, 0.0f);
+    check_attention("attention int8 and bf16, window, small blocks", KvDtype::INT8, KvDtype::BF16, 8, 70, 0.0f);
   }
 
-  void check_attention(const char* name, KvDtype dtype, int32_t window, float softcap) {
-    constexpr int32_t kHeads = 7, kTokens = 3, kHeadDim = 48, kBlockSize = 16;
+  void check_attention(const char* name, KvDtype k_dtype, KvDtype v_dtype, int32_t block_size, int32_t window, float softcap) {
+    constexpr int32_t kHeads = 7, kTokens = 3, kHeadDim = 80;
     const int64_t context = extents_.first_position + kTokens;
-    const int64_t blocks = (context + kBlockSize - 1) / kBlockSize;
-    const int64_t item = dtype == KvDtype::F32 ? 4 : 2;
-    const int64_t half_block = int64_t{kBlockSize} * kHeadDim * item;  // K, then V
+    const int64_t blocks = (context + block_size - 1) / block_size;
+    const int64_t k_bytes = int64_t{block_size} * kHeadDim * kv_item_bytes(k_dtype);
+    const int64_t v_bytes = int64_t{block_size} * kHeadDim * kv_item_bytes(v_dtype);
+    const int64_t k_scale_bytes = int64_t{block_size} * key_groups(kHeadDim) * 2;
+    const int64_t stride = k_bytes + v_bytes + k_scale_bytes + int64_t{block_size} * value_groups(kHeadDim) * 2;
 
-    const Floats values = random_.uniform(blocks * 2 * kBlockSize * kHeadDim, 2.0f);
-    std::vector<uint8_t> pool(static_cast<size_t>(blocks * 2 * half_block));
-    reference_.store_kv(values.data(), static_cast<int64_t>(values.size()), dtype, pool.data());
+    std::vector<uint8_t> pool(static_cast<size_t>(blocks * stride));
+    uint8_t* base = pool.data();
+    const KvLayer kv{base, base + k_bytes, base + k_bytes + v_bytes, base + k_bytes + v_bytes + k_scale_bytes, stride, 0,
+                     block_size, 1, kHeadDim, window, k_dtype, v_dtype};
+    for (int64_t slot = 0; slot < blocks * block_size; ++slot) {
+      append_kv(reference_, kv, KvPart::Key, 0, slot, random_.uniform(kHeadDim, 2.0f).data());
+      append_kv(reference_, kv, KvPart::Value, 0, slot, random_.uniform(kHeadDim, 2.0f).data());
+    }
     std::vector<int32_t> table, positions;
     for (int64_t b = 0; b < blocks; ++b) table.push_back(static_cast<int32_t>(blocks - 1 - b));
     for (int t = 0; t < kTokens; ++t) positions.push_back(static_cast<int32_t>(extents_.first_position) + t);
     const Floats q = random_.uniform(int64_t{kTokens} * kHeads * kHeadDim, 2.0f);
-
-    compare(name, zeros(int64_t{kTokens} * kHeads * kHeadDim), [&](const KernelTable& kernels, float* out) {
-      const AttentionArgs args{q.data(), out, pool.data(), pool.data() + half_block, 2 * half_block, table.data(),
-                               positions.data(), kBlockSize, kHeads, 1, kHeadDim, window, dtype, 0.11f, softcap};
+    const AttentionRows rows{0, kTokens, 0, 0, kHeads};
+    const auto args_of = [&](float* out) {
+      return AttentionArgs{q.data(), out, kv.k, kv.v, kv.k_scale, kv.v_scale, stride, table.data(), positions.data(), block_size,
+                           kHeads, 1, kHeadDim, window, k_dtype, v_dtype, 0.11f, softcap};
+    };
+    const int64_t size = int64_t{kTokens} * kHeads * kHeadDim;
+    compare(name, zeros(size), [&](const KernelTable& kernels, float* out) {
       Floats scratch = zeros(attention_scratch_floats(kHeadDim));
-      kernels.attention(args, 0, kTokens, 0, 0, kHeads, scratch.data());
+      kernels.attention(args_of(out), rows, scratch.data());
+    });
+    compare(std::string(name) + ", span by span", zeros(size), [&](const KernelTable& kernels, float* out) {
+      Floats scratch = zeros(attention_scratch_floats(kHeadDim));
+      const int64_t spans = positions.back() / kSpan + 1;
+      Floats partials = zeros(spans * rows.count() * partial_floats(kHeadDim));
+      for (int64_t s = spans - 1; s >= 0; --s) {
+        kernels.attention_spans(args_of(out), rows, 0, s, s + 1, partials.data(), scratch.data());
+      }
+      kernels.merge_spans(args_of(out), rows, 0, partials.data());
     });
   }
 

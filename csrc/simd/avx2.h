@@ -76,6 +76,55 @@ HOTLOOP_INLINE void store_f16_partial(uint16_t* p, int64_t n, const F32x16& v) {
   for (int i = 0; i < n; ++i) p[i] = all[i];
 }
 
+// ---- bfloat16, int8 -------------------------------------------------------------------------------------------------
+HOTLOOP_INLINE F32x16 load_bf16(const uint16_t* p) {
+  const auto widen = [](const uint16_t* x) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  };
+  return {widen(p), widen(p + 8)};
+}
+HOTLOOP_INLINE F32x16 load_i8(const int8_t* p) {
+  const auto widen = [](const int8_t* x) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
+  };
+  return {widen(p), widen(p + 8)};
+}
+
+// ---- integer dots of 4 bytes, exact in any order --------------------------------------------------------------------
+struct Codes {
+  __m256i even, odd;  // int16: bytes 0 and 2 of each quad, bytes 1 and 3
+};
+struct CodeSum {
+  __m256i v;
+};
+constexpr int kCodeLanes = 8;
+constexpr int kQueryQuadBytes = 8;  // int16: elements 0, 2, 1, 3
+HOTLOOP_INLINE void store_query_quad(uint8_t* p, const int8_t* q) {
+  int16_t* words = reinterpret_cast<int16_t*>(p);
+  words[0] = q[0], words[1] = q[2], words[2] = q[1], words[3] = q[3];
+}
+HOTLOOP_INLINE int32_t code_sum_start(int32_t) { return 0; }
+HOTLOOP_INLINE CodeSum broadcast_sum(int32_t x) { return {_mm256_set1_epi32(x)}; }
+HOTLOOP_INLINE Codes load_codes(const uint8_t* p) {
+  const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), _mm256_srai_epi16(v, 8)};
+}
+HOTLOOP_INLINE CodeSum add_dots(const CodeSum& sum, const Codes& k, const uint8_t* query_quad) {
+  const int32_t* q = reinterpret_cast<const int32_t*>(query_quad);
+  const __m256i even = _mm256_madd_epi16(k.even, _mm256_set1_epi32(q[0]));
+  const __m256i odd = _mm256_madd_epi16(k.odd, _mm256_set1_epi32(q[1]));
+  return {_mm256_add_epi32(sum.v, _mm256_add_epi32(even, odd))};
+}
+HOTLOOP_INLINE CodeSum operator+(const CodeSum& a, const CodeSum& b) {
+  return {_mm256_add_epi32(a.v, b.v)};
+}
+HOTLOOP_INLINE void store(int32_t* p, const CodeSum& v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.v); }
+HOTLOOP_INLINE F32x16 load_as_float(const int32_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
+          _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8)))};
+}
+
 // ---- f32 arithmetic -------------------------------------------------------------------------------------------------
 HOTLOOP_INLINE F32x16 operator+(const F32x16& a, const F32x16& b) {
   return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
@@ -156,6 +205,15 @@ HOTLOOP_INLINE __m128 fold(const F32x16& v) {
   return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
 }
 HOTLOOP_INLINE void store_folded(float* p, const F32x16& v) { _mm_storeu_ps(p, fold(v)); }
+template <int N>
+HOTLOOP_INLINE void store_folded(float* p, const F32x16 (&v)[N]) {
+  int i = 0;
+  for (; i + 2 <= N; i += 2) {
+    const __m256 a = _mm256_add_ps(v[i].lo, v[i].hi), b = _mm256_add_ps(v[i + 1].lo, v[i + 1].hi);
+    _mm256_storeu_ps(p + 4 * i, _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)));
+  }
+  if (i < N) store_folded(p + 4 * i, v[i]);
+}
 HOTLOOP_INLINE __m256 load_quadruples(const float* low, const float* high) {
   return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
 }

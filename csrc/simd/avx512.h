@@ -51,6 +51,64 @@ HOTLOOP_INLINE void store_f16_partial(uint16_t* p, int64_t n, const F32x16& v) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), to_f16(v));
 }
 
+// ---- bfloat16, int8 -------------------------------------------------------------------------------------------------
+HOTLOOP_INLINE F32x16 load_bf16(const uint16_t* p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+HOTLOOP_INLINE F32x16 load_i8(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+
+// ---- integer dots of 4 bytes, exact in any order --------------------------------------------------------------------
+struct CodeSum {
+  __m512i v;
+};
+constexpr int kCodeLanes = 16;
+HOTLOOP_INLINE CodeSum broadcast_sum(int32_t x) { return {_mm512_set1_epi32(x)}; }
+#ifdef __AVX512VNNI__
+// vpdpbusd wants unsigned codes: k + 128, so that the sum starts from -128 times that of the query.
+struct Codes {
+  __m512i v;
+};
+constexpr int kQueryQuadBytes = 4;
+HOTLOOP_INLINE void store_query_quad(uint8_t* p, const int8_t* q) {
+  for (int i = 0; i < 4; ++i) p[i] = static_cast<uint8_t>(q[i]);
+}
+HOTLOOP_INLINE int32_t code_sum_start(int32_t query_sum) { return -128 * query_sum; }
+HOTLOOP_INLINE Codes load_codes(const uint8_t* p) {
+  return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(0x80)))};
+}
+HOTLOOP_INLINE CodeSum add_dots(const CodeSum& sum, const Codes& k, const uint8_t* query_quad) {
+  return {_mm512_dpbusd_epi32(sum.v, k.v, _mm512_set1_epi32(*reinterpret_cast<const int32_t*>(query_quad)))};
+}
+#else
+struct Codes {
+  __m512i even, odd;  // int16: bytes 0 and 2 of each quad, bytes 1 and 3
+};
+constexpr int kQueryQuadBytes = 8;  // int16: elements 0, 2, 1, 3
+HOTLOOP_INLINE void store_query_quad(uint8_t* p, const int8_t* q) {
+  int16_t* words = reinterpret_cast<int16_t*>(p);
+  words[0] = q[0], words[1] = q[2], words[2] = q[1], words[3] = q[3];
+}
+HOTLOOP_INLINE int32_t code_sum_start(int32_t) { return 0; }
+HOTLOOP_INLINE Codes load_codes(const uint8_t* p) {
+  const __m512i v = _mm512_loadu_si512(p);
+  return {_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), _mm512_srai_epi16(v, 8)};
+}
+HOTLOOP_INLINE CodeSum add_dots(const CodeSum& sum, const Codes& k, const uint8_t* query_quad) {
+  const int32_t* q = reinterpret_cast<const int32_t*>(query_quad);
+  const __m512i even = _mm512_madd_epi16(k.even, _mm512_set1_epi32(q[0]));
+  const __m512i odd = _mm512_madd_epi16(k.odd, _mm512_set1_epi32(q[1]));
+  return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
+}
+#endif
+HOTLOOP_INLINE CodeSum operator+(const CodeSum& a, const CodeSum& b) {
+  return {_mm512_add_epi32(a.v, b.v)};
+}
+HOTLOOP_INLINE void store(int32_t* p, const CodeSum& v) { _mm512_storeu_si512(p, v.v); }
+HOTLOOP_INLINE F32x16 load_as_float(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }
+
 // ---- f32 arithmetic -------------------------------------------------------------------------------------------------
 HOTLOOP_INLINE F32x16 operator+(const F32x16& a, const F32x16& b) { return {_mm512_add_ps(a.v, b.v)}; }
 HOTLOOP_INLINE F32x16 operator-(const F32x16& a, const F32x16& b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -104,6 +162,19 @@ HOTLOOP_INLINE __m128 fold(const F32x16& v) {
   return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
 }
 HOTLOOP_INLINE void store_folded(float* p, const F32x16& v) { _mm_storeu_ps(p, fold(v)); }
+template <int N>
+HOTLOOP_INLINE void store_folded(float* p, const F32x16 (&v)[N]) {
+  // Of two vectors: lanes i and i + 8 of each; of two such: lanes i and i + 4.
+  const auto first_fold = [](const F32x16& a, const F32x16& b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x44), _mm512_shuffle_f32x4(a.v, b.v, 0xee));
+  };
+  int i = 0;
+  for (; i + 4 <= N; i += 4) {
+    const __m512 a = first_fold(v[i], v[i + 1]), b = first_fold(v[i + 2], v[i + 3]);
+    _mm512_storeu_ps(p + 4 * i, _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)));
+  }
+  for (; i < N; ++i) store_folded(p + 4 * i, v[i]);
+}
 HOTLOOP_INLINE __m512 add_halves(const float* p) {  // 8 quadruples: [q0 + q2, q1 + q3] of each
   const __m512d a = _mm512_castps_pd(_mm512_loadu_ps(p)), b = _mm512_castps_pd(_mm512_loadu_ps(p + 16));
   const __m512d first = _mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), b);

@@ -89,6 +89,47 @@ HOTLOOP_INLINE void store_f16_partial(uint16_t* p, int64_t n, const F32x16& v) {
   for (int i = 0; i < n; ++i) p[i] = all[i];
 }
 
+// ---- bfloat16, int8 -------------------------------------------------------------------------------------------------
+HOTLOOP_INLINE F32x16 load_bf16(const uint16_t* p) {
+  F32x16 r;
+  HOTLOOP_PARTS r.part[i] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16));
+  return r;
+}
+HOTLOOP_INLINE F32x16 load_i8(const int8_t* p) {
+  const int8x16_t v = vld1q_s8(p);
+  const int16x8_t low = vmovl_s8(vget_low_s8(v)), high = vmovl_s8(vget_high_s8(v));
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+           vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
+
+// ---- integer dots of 4 bytes, exact in any order --------------------------------------------------------------------
+struct Codes {
+  int8x16_t v;
+};
+struct CodeSum {
+  int32x4_t v;
+};
+constexpr int kCodeLanes = 4;
+constexpr int kQueryQuadBytes = 4;
+HOTLOOP_INLINE void store_query_quad(uint8_t* p, const int8_t* q) { std::memcpy(p, q, 4); }
+HOTLOOP_INLINE int32_t code_sum_start(int32_t) { return 0; }
+HOTLOOP_INLINE CodeSum broadcast_sum(int32_t x) { return {vdupq_n_s32(x)}; }
+HOTLOOP_INLINE Codes load_codes(const uint8_t* p) { return {vreinterpretq_s8_u8(vld1q_u8(p))}; }
+HOTLOOP_INLINE CodeSum add_dots(const CodeSum& sum, const Codes& k, const uint8_t* query_quad) {
+  uint32_t q;
+  std::memcpy(&q, query_quad, 4);
+  return {vdotq_s32(sum.v, k.v, vreinterpretq_s8_u32(vdupq_n_u32(q)))};
+}
+HOTLOOP_INLINE CodeSum operator+(const CodeSum& a, const CodeSum& b) {
+  return {vaddq_s32(a.v, b.v)};
+}
+HOTLOOP_INLINE void store(int32_t* p, const CodeSum& v) { vst1q_s32(p, v.v); }
+HOTLOOP_INLINE F32x16 load_as_float(const int32_t* p) {
+  F32x16 r;
+  HOTLOOP_PARTS r.part[i] = vcvtq_f32_s32(vld1q_s32(p + 4 * i));
+  return r;
+}
+
 // ---- f32 arithmetic -------------------------------------------------------------------------------------------------
 #define HOTLOOP_BINARY(type, name, expression)               \
   HOTLOOP_INLINE type name(const type& x, const type& y) {   \
@@ -165,6 +206,10 @@ HOTLOOP_INLINE float32x4_t fold(const F32x16& v) {
   return vaddq_f32(vaddq_f32(v.part[0], v.part[2]), vaddq_f32(v.part[1], v.part[3]));
 }
 HOTLOOP_INLINE void store_folded(float* p, const F32x16& v) { vst1q_f32(p, fold(v)); }
+template <int N>
+HOTLOOP_INLINE void store_folded(float* p, const F32x16 (&v)[N]) {
+  for (int i = 0; i < N; ++i) store_folded(p + 4 * i, v[i]);
+}
 HOTLOOP_INLINE F32x16 sum_folded(const float* p) {
   F32x16 r;
   HOTLOOP_PARTS {

@@ -110,6 +110,59 @@ HOTLOOP_INLINE void store_f16_partial(uint16_t* p, int64_t n, const F32x16& v) {
   for (int i = 0; i < n; ++i) p[i] = f32_to_f16(v.lane[i]);
 }
 
+// ---- bfloat16, int8 -------------------------------------------------------------------------------------------------
+HOTLOOP_INLINE F32x16 load_bf16(const uint16_t* p) {
+  F32x16 r;
+  HOTLOOP_LANES {
+    const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
+    std::memcpy(&r.lane[i], &bits, 4);
+  }
+  return r;
+}
+HOTLOOP_INLINE F32x16 load_i8(const int8_t* p) {
+  F32x16 r;
+  HOTLOOP_LANES r.lane[i] = static_cast<float>(p[i]);
+  return r;
+}
+
+// ---- integer dots of 4 bytes, exact in any order --------------------------------------------------------------------
+struct Codes {
+  const int8_t* quads;  // [kCodeLanes][4]
+};
+struct CodeSum {
+  int32_t lane[16];
+};
+constexpr int kCodeLanes = 16;
+constexpr int kQueryQuadBytes = 4;
+HOTLOOP_INLINE void store_query_quad(uint8_t* p, const int8_t* q) { std::memcpy(p, q, 4); }
+HOTLOOP_INLINE int32_t code_sum_start(int32_t) { return 0; }
+HOTLOOP_INLINE CodeSum broadcast_sum(int32_t x) {
+  CodeSum r;
+  HOTLOOP_LANES r.lane[i] = x;
+  return r;
+}
+HOTLOOP_INLINE Codes load_codes(const uint8_t* p) { return {reinterpret_cast<const int8_t*>(p)}; }
+HOTLOOP_INLINE CodeSum add_dots(const CodeSum& sum, const Codes& k, const uint8_t* query_quad) {
+  const int8_t* q = reinterpret_cast<const int8_t*>(query_quad);
+  CodeSum r;
+  HOTLOOP_LANES {
+    const int8_t* x = k.quads + 4 * i;
+    r.lane[i] = sum.lane[i] + x[0] * q[0] + x[1] * q[1] + x[2] * q[2] + x[3] * q[3];
+  }
+  return r;
+}
+HOTLOOP_INLINE CodeSum operator+(const CodeSum& a, const CodeSum& b) {
+  CodeSum r;
+  HOTLOOP_LANES r.lane[i] = a.lane[i] + b.lane[i];
+  return r;
+}
+HOTLOOP_INLINE void store(int32_t* p, const CodeSum& v) { std::memcpy(p, v.lane, sizeof v.lane); }
+HOTLOOP_INLINE F32x16 load_as_float(const int32_t* p) {
+  F32x16 r;
+  HOTLOOP_LANES r.lane[i] = static_cast<float>(p[i]);
+  return r;
+}
+
 // ---- f32 arithmetic -------------------------------------------------------------------------------------------------
 #define HOTLOOP_BINARY(name, expression)                             \
   HOTLOOP_INLINE F32x16 name(const F32x16& x, const F32x16& y) {     \
@@ -213,6 +266,10 @@ HOTLOOP_INLINE void store_folded(float* p, const F32x16& v) {
   float eight[8];
   for (int i = 0; i < 8; ++i) eight[i] = v.lane[i] + v.lane[i + 8];
   for (int i = 0; i < 4; ++i) p[i] = eight[i] + eight[i + 4];
+}
+template <int N>
+HOTLOOP_INLINE void store_folded(float* p, const F32x16 (&v)[N]) {
+  for (int i = 0; i < N; ++i) store_folded(p + 4 * i, v[i]);
 }
 HOTLOOP_INLINE F32x16 sum_folded(const float* p) {
   F32x16 r;

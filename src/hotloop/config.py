@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from hotloop.errors import InvalidRequestError
 from hotloop.machine import default_num_threads
 
-KVDtype = Literal["f32", "f16"]
+KVDtype = Literal["f32", "f16", "bf16", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 ActivationDtype = Literal["int8", "f32"]  # how linear ops with quantized weights see their input
 

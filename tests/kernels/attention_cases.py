@@ -6,8 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop import _native
+from hotloop.config import KVDtype
+from hotloop.kv_cache.layout import KEY_GROUP_SIZE, VALUE_GROUP_SIZE, KVGroup, KVLayout
+from hotloop.quant.kv import dequantize_kv, from_bf16, quantize_kv, quantize_queries, to_bf16
 
 F32 = NDArray[np.float32]
+
+
+def stored(x: F32, dtype: KVDtype, group_size: int) -> F32:
+    """The values that the cache holds of vectors x."""
+    if dtype == "int8":
+        return dequantize_kv(*quantize_kv(x, group_size), group_size)
+    if dtype == "bf16":
+        return from_bf16(to_bf16(x))
+    return x.astype(np.float16 if dtype == "f16" else np.float32).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +33,8 @@ class Case:
     context: int
     window: int = 0
     softcap: float = 0.0
-    f16: bool = True
+    dtype: KVDtype = "f16"
+    precise_keys: bool = False
 
     @property
     def positions(self) -> NDArray[np.int32]:
@@ -31,17 +44,21 @@ class Case:
     def scale(self) -> float:
         return float(np.float32(self.head_dim**-0.5))
 
+    def layout(self, block_size: int) -> KVLayout:
+        group = KVGroup((0,), self.num_kv_heads, self.head_dim, self.window or None, self.precise_keys)
+        return KVLayout((group,), block_size, self.dtype)
+
     def queries(self) -> F32:
         """float32 [tokens, num_heads * head_dim]."""
         shape = (self.tokens, self.num_heads * self.head_dim)
         return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
-    def keys_values(self) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
-        """K and V in the cache's dtype, [context, num_kv_heads, head_dim]."""
+    def keys_values(self) -> tuple[F32, F32]:
+        """K and V before they are stored, float32 [context, num_kv_heads, head_dim]; exact in a float dtype."""
         rng = np.random.default_rng(2)
         shape = (self.context, self.num_kv_heads, self.head_dim)
-        dtype = np.float16 if self.f16 else np.float32
-        return rng.normal(size=shape).astype(dtype), rng.normal(size=shape).astype(dtype)
+        k, v = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape).astype(np.float32)
+        return (k, v) if self.dtype == "int8" else (stored(k, self.dtype, 0), stored(v, self.dtype, 0))
 
     def first_position_seen(self) -> int:
         first = self.context - self.tokens
@@ -53,37 +70,43 @@ class Case:
         block_size: int = 16,
         tokens_per_call: int = 16,
         heads_per_call: int = 64,
-        k: NDArray[np.floating] | None = None,
-        v: NDArray[np.floating] | None = None,
+        spans_per_call: int = 0,
+        k: F32 | None = None,
+        v: F32 | None = None,
     ) -> F32:
         """The kernel's output [tokens, num_heads * head_dim]. Unused slots and unused blocks hold NaN."""
         default_k, default_v = self.keys_values()
         k, v = default_k if k is None else k, default_v if v is None else v
+        layout = self.layout(block_size)
         num_blocks = -(-self.context // block_size)
-        shape = (num_blocks + 3, 2, self.num_kv_heads, block_size, self.head_dim)
-        pool = np.full(shape, np.nan, k.dtype)
-        table = np.random.default_rng(block_size).permutation(shape[0])[:num_blocks].astype(np.int32)
-        for position in range(self.first_position_seen(), self.context):
-            block, slot = table[position // block_size], position % block_size
-            pool[block, 0, :, slot] = k[position]
-            pool[block, 1, :, slot] = v[position]
+        pool = np.full((num_blocks + 3) * layout.block_bytes, 0xFF, np.uint8)  # NaN in every dtype, codes of -1
+        table = np.random.default_rng(block_size).permutation(num_blocks + 3)[:num_blocks].astype(np.int32)
+        dtypes = (getattr(_native.KvDtype, d.upper()) for d in (layout.key_dtype(0), self.dtype))
+        kv = _native.KvLayer(
+            pool, *layout.layer_offsets(0), layout.block_bytes, 0, block_size,
+            self.num_kv_heads, self.head_dim, self.window, *dtypes,
+        )  # fmt: skip
+        seen = np.arange(self.first_position_seen(), self.context)
+        slots = (table[seen // block_size] * block_size + seen % block_size).astype(np.int32)
+        for is_key, x in ((True, k), (False, v)):
+            _native.append_kv(isa, kv, is_key, np.ascontiguousarray(x[seen].reshape(len(seen), -1)), slots)
         # Blocks freed behind the window: an id that must not be followed.
         table[: self.first_position_seen() // block_size] = -(2**30)
-        block_bytes = pool[0].nbytes
-        raw = pool.reshape(-1).view(np.uint8)
         return np.asarray(
             _native.attention(
-                isa, self.queries(), raw, raw[block_bytes // 2 :], block_bytes, table, self.positions,
-                block_size, self.num_kv_heads, self.head_dim, self.window,
-                _native.KvDtype.F16 if self.f16 else _native.KvDtype.F32,
-                self.scale, self.softcap, tokens_per_call, heads_per_call,
+                isa, self.queries(), kv, table, self.positions, self.scale, self.softcap,
+                tokens_per_call, heads_per_call, spans_per_call,
             )
         )  # fmt: skip
 
     def exact(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The float64 definition and, per element, the bound of a float32 evaluation's error."""
-        k, v = (x.astype(np.float64) for x in self.keys_values())
-        q = self.queries().astype(np.float64).reshape(self.tokens, self.num_heads, self.head_dim)
+        k, v = self.keys_values()
+        key_dtype = self.layout(16).key_dtype(0)
+        k, v = stored(k, key_dtype, KEY_GROUP_SIZE), stored(v, self.dtype, VALUE_GROUP_SIZE)
+        k, v = k.astype(np.float64), v.astype(np.float64)
+        q = self.queries().reshape(self.tokens, self.num_heads, self.head_dim)
+        q = (quantize_queries(q, KEY_GROUP_SIZE) if key_dtype == "int8" else q).astype(np.float64)
         out = np.zeros_like(q)
         bound = np.zeros_like(q)
         unit = 2.0**-24

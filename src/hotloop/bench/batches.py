@@ -45,7 +45,7 @@ def load_runner(gguf: GGUFFile, num_requests: int, num_tokens: int, threads: int
     pool_bytes = num_requests * layout.blocks_for(num_tokens) * layout.block_bytes
     runner = ModelRunner(gguf, replace(engine, kv_cache_memory_bytes=pool_bytes))
     # Pages that were never written all are the one zero page, which never leaves the cache.
-    noise = np.random.default_rng(0).normal(size=1 << 19).astype(np.float16 if engine.kv_dtype == "f16" else np.float32)
+    noise = np.random.default_rng(0).normal(size=1 << 19).astype(np.float32 if engine.kv_dtype == "f32" else np.float16)
     pool = runner.storage.pool.view(noise.dtype)
     for begin in range(0, pool.size, noise.size):
         pool[begin : begin + noise.size] = noise[: pool.size - begin]

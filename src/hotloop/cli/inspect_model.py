@@ -85,7 +85,7 @@ def _model_facts(gguf: GGUFFile, max_model_len: int | None) -> dict[str, Any]:
         "head_dim": model.config.head_dim,
         "vocab_size": model.config.vocab_size,
         "context_tokens": model.config.context_length,
-        "kv_dtype": config.kv_dtype,
+        "kv_dtype": layout.dtype_name,
         "kv_bytes_per_token": sum(layout.token_bytes(g) for g in range(len(layout.groups))),
         "kv_pool_bytes": kv_pool,
         "memory_bytes": weights + kv_pool,

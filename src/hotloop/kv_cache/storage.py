@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,12 @@ class KVStorage:
                 f"no memory for a KV pool of {size} bytes ({error}); lower max_model_len or kv_cache_memory_bytes"
             ) from None
         return cls(layout, num_blocks, np.frombuffer(memory, np.uint8))
+
+    def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy the bytes of blocks, (source id, destination id) each, in order."""
+        blocks = self.pool.reshape(self.num_blocks, self.layout.block_bytes)
+        for source, destination in pairs:
+            blocks[destination] = blocks[source]
 
     @property
     def nbytes(self) -> int:

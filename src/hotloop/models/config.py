@@ -98,6 +98,7 @@ def kv_groups(config: ModelConfig) -> tuple[KVGroup, ...]:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             window=window,
+            precise_keys=config.qkv_bias,
         )
         for window in windows
     )

@@ -14,7 +14,7 @@ from hotloop.models.config import kv_groups
 from hotloop.models.dense import Output
 from hotloop.models.registry import load_model_spec
 from hotloop.ops.batch import Chunk, build_batch
-from hotloop.ops.reference import ReferenceKV, ReferenceOps, ReferenceWeights
+from hotloop.ops.reference import ReferenceKV, ReferenceKVDtype, ReferenceOps, ReferenceWeights
 from hotloop.weights.gguf import GGUFFile
 
 
@@ -26,7 +26,7 @@ def reference_logits(
     block_size: int = 16,
     activations: ActivationDtype = "int8",
     dtype: type[np.floating[Any]] = np.float32,
-    kv_dtype: type[np.floating[Any]] | None = None,
+    kv_dtype: ReferenceKVDtype | None = None,
     layers: range | None = None,
     output: Output = "logits",
     keep_weights: bool = True,

@@ -152,7 +152,7 @@ class NativeOps:
         def emit() -> None:
             g = self._layout.groups[group]
             if plan.num_heads is not None:
-                plan.work = self._program.plan_attention(plan.num_heads, g.num_kv_heads, g.head_dim)
+                plan.work = self._program.plan_attention(plan.num_heads, g.num_kv_heads, g.head_dim, g.window or 0)
 
         self._launch(emit)
         return plan
@@ -321,10 +321,10 @@ class NativeOps:
         layout = self._layout
         group = layout.group_of(layer)
         g = layout.groups[group]
-        k_offset, v_offset = layout.layer_offsets(layer)
+        dtypes = (getattr(_native.KvDtype, name.upper()) for name in (layout.key_dtype(group), layout.dtype))
         return _native.KvLayer(
-            self._storage.pool, k_offset, v_offset, layout.block_bytes, group, layout.tokens_per_block(group),
-            g.num_kv_heads, g.head_dim, g.window or 0, getattr(_native.KvDtype, layout.dtype.upper()),
+            self._storage.pool, *layout.layer_offsets(layer), layout.block_bytes, group, layout.tokens_per_block(group),
+            g.num_kv_heads, g.head_dim, g.window or 0, *dtypes,
         )  # fmt: skip
 
 

@@ -12,17 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.config import ActivationDtype
-from hotloop.kv_cache.layout import KVGroup
+from hotloop.kv_cache.layout import KEY_GROUP_SIZE, VALUE_GROUP_SIZE, KVGroup
 from hotloop.ops.batch import ForwardBatch
 from hotloop.ops.protocol import QKV, Activation, Rope, RopeStyle
 from hotloop.quant.activations import GROUP_SIZE, quantize_activations
 from hotloop.quant.formats import WEIGHT_FORMATS, dequantize
+from hotloop.quant.kv import dequantize_kv, from_bf16, quantize_kv, quantize_queries, to_bf16
 from hotloop.weights.gguf import GGUFFile
 
 Floats: TypeAlias = NDArray[Any]  # float32, or float64 where the op set was asked for it
@@ -91,8 +92,12 @@ class ReferenceWeights:
         return dequantize(tensor.format, self._gguf.data(name), (size,))
 
 
+ReferenceKVDtype: TypeAlias = type[np.floating[Any]] | Literal["bf16", "int8"]
+
+
 class ReferenceKV:
-    """KV storage: per layer, K and V [num_blocks * block_size slots, num_kv_heads, head_dim] in the KV dtype.
+    """KV storage: per layer, K and V [num_blocks * block_size slots, num_kv_heads, head_dim] in the KV dtype, bf16 and
+    int8 as the float32 values they stand for.
 
     Slots start as NaN, so that reading one that was never written cannot go unnoticed.
     """
@@ -103,8 +108,9 @@ class ReferenceKV:
         *,
         num_blocks: int,
         block_size: int,
-        dtype: type[np.floating[Any]] = np.float32,
+        dtype: ReferenceKVDtype = np.float32,
     ) -> None:
+        self.dtype = dtype
         self.groups = tuple(groups)
         self.block_size = block_size
         self.group_of = {layer: i for i, group in enumerate(groups) for layer in group.layers}
@@ -114,8 +120,28 @@ class ReferenceKV:
         for group in groups:
             for layer in group.layers:
                 shape = (num_slots, group.num_kv_heads, group.head_dim)
-                self.k[layer] = np.full(shape, np.nan, dtype)
-                self.v[layer] = np.full(shape, np.nan, dtype)
+                array_dtype = np.float32 if isinstance(dtype, str) else dtype
+                self.k[layer] = np.full(shape, np.nan, array_dtype)
+                self.v[layer] = np.full(shape, np.nan, array_dtype)
+
+    def has_int8_keys(self, group: int) -> bool:
+        """Whether queries meet K as int8."""
+        return self.dtype == "int8" and not self.groups[group].precise_keys
+
+    def store(self, layer: int, slots: NDArray[np.int64], k: Floats, v: Floats) -> None:
+        """Put K and V [T, num_kv_heads, head_dim] into slots."""
+        if self.dtype == "int8":
+            int8_keys = self.has_int8_keys(self.group_of[layer])
+            k = _int8_values(k, KEY_GROUP_SIZE) if int8_keys else k.astype(np.float16)
+            v = _int8_values(v, VALUE_GROUP_SIZE)
+        elif self.dtype == "bf16":
+            k, v = from_bf16(to_bf16(k.astype(np.float32))), from_bf16(to_bf16(v.astype(np.float32)))
+        self.k[layer][slots] = k
+        self.v[layer][slots] = v
+
+
+def _int8_values(x: Floats, group_size: int) -> NDArray[np.float32]:
+    return dequantize_kv(*quantize_kv(x.astype(np.float32), group_size), group_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +199,17 @@ class ReferenceOps:
         k = self._heads(x, weights.k, weights.k_bias, weights.k_norm, weights.norm_eps, rope, head_dim)
         v = self._heads(x, weights.v, weights.v_bias, None, weights.norm_eps, None, head_dim)
         slots = self._batch.slot_mapping[self._kv.group_of[layer]]
-        self._kv.k[layer][slots] = k
-        self._kv.v[layer][slots] = v
+        self._kv.store(layer, slots, k, v)
         return q.reshape(len(x), -1)
 
     def attention(self, q: Floats, plan: int, layer: int, *, scale: float, softcap: float = 0.0) -> Floats:
         assert plan == self._kv.group_of[layer], "the plan is of another KV group"
         group = self._kv.groups[plan]
         # Query heads that share a KV head are neighbours: [T, kv heads, heads per kv head, head_dim].
-        heads = q.reshape(len(q), group.num_kv_heads, -1, group.head_dim).astype(np.float64)
+        heads = q.reshape(len(q), group.num_kv_heads, -1, group.head_dim)
+        if self._kv.has_int8_keys(plan):
+            heads = quantize_queries(heads.astype(np.float32), KEY_GROUP_SIZE)
+        heads = heads.astype(np.float64)
         out = np.empty_like(heads)
         for request, seq_len in enumerate(self._batch.seq_lens):
             rows = slice(*self._batch.query_start[request : request + 2])

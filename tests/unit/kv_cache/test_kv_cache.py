@@ -1,27 +1,56 @@
 """Block layout and the block manager."""
 
+import itertools
 import tracemalloc
+from dataclasses import replace
+from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.config import KVDtype
 from hotloop.kv_cache.layout import KVGroup, KVLayout
 from hotloop.kv_cache.manager import KVCacheManager
+from hotloop.kv_cache.storage import KVStorage
 
 WINDOWED = (KVGroup((0, 1, 3), 1, 64, window=32), KVGroup((2,), 1, 64))
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
+@pytest.mark.parametrize("precise_keys", [False, True])
+@pytest.mark.parametrize("dtype", get_args(KVDtype))
 @pytest.mark.parametrize("block_size", [1, 8, 16])
-def test_layers_of_a_block_fill_it_without_overlap(block_size: int, dtype: str) -> None:
-    layout = KVLayout(WINDOWED, block_size, dtype)  # type: ignore[arg-type]
-    item = 4 if dtype == "f32" else 2
-    for g, group in enumerate(WINDOWED):
-        half = group.num_kv_heads * layout.tokens_per_block(g) * group.head_dim * item
-        starts = sorted(offset for layer in group.layers for offset in layout.layer_offsets(layer))
-        assert starts == [i * half for i in range(2 * len(group.layers))]
-        assert starts[-1] + half <= layout.block_bytes
+def test_parts_of_a_block_fill_it_without_overlap(block_size: int, dtype: KVDtype, precise_keys: bool) -> None:
+    layout = KVLayout(tuple(replace(g, precise_keys=precise_keys) for g in WINDOWED), block_size, dtype)
+    scales = {"int8": (64 // 32 * 2, 64 // 64 * 2)}
+    for g, group in enumerate(layout.groups):
+        vectors = group.num_kv_heads * layout.tokens_per_block(g)
+        item = {"f32": 4, "f16": 2, "bf16": 2, "int8": 1}
+        key_dtype = layout.key_dtype(g)
+        sizes = (
+            64 * item[key_dtype], 64 * item[dtype], scales.get(key_dtype, (0, 0))[0], scales.get(dtype, (0, 0))[1]
+        )  # fmt: skip
+        parts = [
+            (offset, offset + vectors * size)
+            for layer in group.layers
+            for offset, size in zip(layout.layer_offsets(layer), sizes, strict=True)
+            if size
+        ]
+        parts.sort()
+        assert parts[0][0] == 0
+        assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(parts))
+        assert parts[-1][1] == layout.tokens_per_block(g) * layout.token_bytes(g) <= layout.block_bytes
+    assert layout.block_bytes % 64 == 0
+    assert layout.dtype_name == ("int8 (K: f16)" if dtype == "int8" and precise_keys else dtype)
+
+
+def test_copied_blocks_are_equal_byte_for_byte() -> None:
+    storage = KVStorage.allocate(KVLayout(WINDOWED, 8, "int8"), 5)
+    storage.pool[:] = np.random.default_rng(0).integers(0, 256, storage.nbytes, dtype=np.uint8)
+    before = storage.pool.reshape(5, -1).copy()
+    storage.copy_blocks([(4, 1), (0, 3)])
+    np.testing.assert_array_equal(storage.pool.reshape(5, -1), before[[0, 4, 2, 0, 4]])
 
 
 def test_small_groups_put_more_tokens_in_a_block() -> None:
