@@ -57,6 +57,10 @@ class KvDtype(enum.Enum):
 
     F16 = 1
 
+    BF16 = 2
+
+    INT8 = 3
+
 class GatedActivation(enum.Enum):
     silu = 0
 
@@ -137,6 +141,12 @@ def rope(isa: str, head: Annotated[NDArray[numpy.float32], dict(shape=(None,), o
 def store_f16(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> NDArray[numpy.uint16]:
     """IEEE binary16 bit patterns, as the KV cache stores them."""
 
+def store_bf16(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> NDArray[numpy.uint16]:
+    """bfloat16 bit patterns, as the KV cache stores them."""
+
+def quantize_kv(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], group_size: int) -> tuple[NDArray[numpy.int8], NDArray[numpy.uint16]]:
+    """int8 codes and bf16 scales, as the KV cache stores them."""
+
 def gated(isa: str, gate: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], up: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], activation: GatedActivation) -> NDArray[numpy.float32]: ...
 
 def add(isa: str, a: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], b: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> NDArray[numpy.float32]: ...
@@ -145,7 +155,13 @@ def scale(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), ord
 
 def softcap(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], cap: float) -> NDArray[numpy.float32]: ...
 
-def attention(isa: str, q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], v: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], block_stride_bytes: int, block_table: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], block_size: int, num_kv_heads: int, head_dim: int, window: int, kv_dtype: KvDtype, scale: float, softcap: float, tokens_per_call: int, heads_per_call: int) -> NDArray[numpy.float32]: ...
+def append_kv(isa: str, kv: KvLayer, is_key: bool, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """x: float32 [tokens, num_kv_heads * head_dim]."""
+
+def attention(isa: str, q: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], kv: KvLayer, block_table: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: float, softcap: float, tokens_per_call: int, heads_per_call: int, spans_per_call: int) -> NDArray[numpy.float32]:
+    """
+    float32 [tokens, heads * head_dim]. spans_per_call: 0 for whole rows, else partials of so many spans and a merge.
+    """
 
 def gumbel(isa: str, seed: int, position: int, choice: int, stream: int, first_id: int, n: int) -> NDArray[numpy.float32]: ...
 
@@ -241,7 +257,7 @@ class Output:
 def quantized_bytes(rows: int, cols: int) -> int: ...
 
 class KvLayer:
-    def __init__(self, pool: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], k_offset: int, v_offset: int, block_stride_bytes: int, group: int, block_size: int, num_kv_heads: int, head_dim: int, window: int, dtype: KvDtype) -> None: ...
+    def __init__(self, pool: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], k_offset: int, v_offset: int, k_scale_offset: int, v_scale_offset: int, block_stride_bytes: int, group: int, block_size: int, num_kv_heads: int, head_dim: int, window: int, k_dtype: KvDtype, v_dtype: KvDtype) -> None: ...
 
 class AttentionWork:
     pass
@@ -262,7 +278,7 @@ class Program:
 
     def plan_rope(self, inv_freq: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], attention_factor: float, out: Buffer) -> None: ...
 
-    def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionWork: ...
+    def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, window: int) -> AttentionWork: ...
 
     def norm(self, x: Buffer, gain: WeightVector, eps: float, residual: Buffer, out: Output) -> None: ...
 

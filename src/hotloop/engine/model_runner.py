@@ -131,9 +131,7 @@ class ModelRunner:
 
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy whole KV blocks, (source, destination) each, in this order."""
-        blocks = self.storage.pool.reshape(self.num_blocks, -1)
-        for source, destination in pairs:
-            blocks[destination] = blocks[source]
+        self.storage.copy_blocks(pairs)
 
     def forward(self, batch: ForwardBatch) -> NDArray[np.float32]:
         """Append the batch's K and V and return logits float32 [L, vocab_size]: a view until the next call."""

@@ -72,4 +72,5 @@ def _codes(group: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np
     usable = (scale > 0)[..., None]
     inverse = np.float32(1) / np.where(usable, scale[..., None], np.float32(1))
     scaled = np.where(usable, group, np.float32(0)) * inverse
-    return np.rint(scaled.clip(-MAX_CODE, MAX_CODE)).astype(np.int8)
+    codes: NDArray[np.int8] = np.rint(scaled.clip(-MAX_CODE, MAX_CODE)).astype(np.int8)
+    return codes
