@@ -1,6 +1,7 @@
 """The sampler against a float64 definition of its filters, and its draws against the softmax."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,30 @@ from hypothesis import strategies as st
 from hotloop import _native
 from hotloop.errors import HotloopError
 from hotloop.sampling import definition
-from hotloop.sampling.sampler import RowParams, sample, token_logprobs
+from hotloop.sampling.definition import draw_row, token_logprobs
+from hotloop.sampling.edits import NO_IDS, Edits
 
 ISA = _native.usable_isas()[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RowParams:
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+
+def sample(
+    isa: str, logits: np.ndarray, params: RowParams, *, position: int, choice: int = 0, barred: Sequence[int] = ()
+) -> int:
+    edits = Edits(np.array(barred, np.int32), NO_IDS, np.empty(0, np.float32), NO_IDS, NO_IDS) if barred else None
+    drawn = _native.DrawParams(
+        temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p, seed=params.seed,
+        choice=choice,
+    )  # fmt: skip
+    return draw_row(isa, logits, drawn, edits, position)
 
 
 def row(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0) -> RowParams:
