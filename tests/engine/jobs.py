@@ -1,0 +1,51 @@
+"""Jobs for an engine, all together or one by one, and what its steps were like."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.engines import assert_idle
+from hotloop import LLM, SamplingParams
+from hotloop.engine.core import EngineCore
+from hotloop.request import CompletionOutput
+
+Job = tuple[list[int], SamplingParams]
+
+ALONE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "threads": 1}
+NUM_JOBS = 32
+
+
+def params_of(i: int, max_tokens: int) -> SamplingParams:
+    """Every kind of sampling, all with logprobs."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.9, "top_k": 40},
+        {"temperature": 1.2, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": -0.5},
+        {"temperature": 0, "logit_bias": {7: 3.0, 9: -5.0}, "min_tokens": 5},
+        {"temperature": 1.0, "stop_token_ids": list(range(20)), "min_tokens": 3},
+    ]
+    kind = kinds[i % len(kinds)]
+    return SamplingParams(**{"seed": 1000 + i, "max_tokens": max_tokens, "logprobs": 2, "ignore_eos": i % 3 > 0, **kind})
+
+
+def answers(llm: LLM, jobs: Sequence[Job]) -> list[CompletionOutput]:
+    """All of them together."""
+    outputs = llm.generate([prompt for prompt, _ in jobs], [params for _, params in jobs])
+    assert_idle(llm)
+    return [output.outputs[0] for output in outputs]
+
+
+def one_by_one(llm: LLM, jobs: Sequence[Job]) -> list[CompletionOutput]:
+    return [answer for job in jobs for answer in answers(llm, [job])]
+
+
+class Exercised:
+    """What an engine's steps were like, so that a test can say that it tested something."""
+
+    def __init__(self, core: EngineCore) -> None:
+        steps = core.steps.latest()
+        assert core.steps.num_steps == len(steps), "the log has forgotten steps"
+        self.largest_batch = int(steps[:, 6].max())
+        self.mixed_steps = int(((steps[:, 7] > 0) & (steps[:, 8] > 0)).sum())
+        self.preemptions = int(steps[:, 10].sum())
+        self.prefill_tokens = int(steps[:, 7].sum())
