@@ -86,20 +86,25 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: Sequence[int] | None = None,
         parse_special: bool = False,
     ) -> list[RequestOutput]:
         """Complete the prompts, all of them together; outputs in the order of the prompts.
 
         prompts: text, token ids, {"prompt_token_ids": ids} or {"prompt": text}, or a list of such.
-        sampling_params: one for all, or one per prompt. parse_special: control-token texts in a prompt become control
-        tokens instead of staying literal text. Raises: InvalidRequestError, CapacityError before anything runs; after all
-        have ended, the error of the only prompt, or a GenerationError with the outputs of those that did not fail.
+        sampling_params: one for all, or one per prompt. priority: one per prompt, lower runs first (under
+        scheduling_policy="priority"). parse_special: control-token texts in a prompt become control tokens instead of
+        staying literal text. Raises: InvalidRequestError, CapacityError before anything runs; after all have ended, the
+        error of the only prompt, or a GenerationError with the outputs of those that did not fail.
         """
         many = _as_prompts(prompts)
         params = _per_prompt(sampling_params, len(many))
+        ranks = [0] * len(many) if priority is None else list(priority)
+        if len(ranks) != len(many):
+            raise InvalidRequestError(f"there are {len(many)} prompts and {len(ranks)} priorities; give one for each")
         asks = [
-            self._checked(self._inputs.ask(p, s, parse_special=parse_special))
-            for p, s in zip(many, params, strict=True)
+            self._checked(self._inputs.ask(p, s, parse_special=parse_special, priority=rank))
+            for p, s, rank in zip(many, params, ranks, strict=True)
         ]
         answers: list[RequestOutput | None] = [None] * len(asks)
         errors: dict[int, HotloopError] = {}

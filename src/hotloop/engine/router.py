@@ -96,5 +96,7 @@ class Mailbox:
 
     def close(self, request_ids: Sequence[RequestId]) -> None:
         """Give up requests: they leave the engine before its next step."""
+        if not request_ids:
+            return
         self._open.difference_update(request_ids)
         self._router.close(request_ids, abort=True)

@@ -1,0 +1,63 @@
+"""BatchBuilder: the batches of `build_batch`, though it keeps its arrays from step to step."""
+
+import numpy as np
+import pytest
+
+from fakes import GROUPS, FakeEngine, first_visible, make_request
+from hotloop.engine.batch_builder import BatchBuilder
+from hotloop.ops.batch import ForwardBatch
+from hotloop.request import RequestId
+from hotloop.scheduler.output import SchedulerOutput
+from tiny_models import random_tokens
+
+
+class CheckedEngine(FakeEngine):
+    """Runs what the builder makes, and holds it against the plain definition."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.builder = BatchBuilder(
+            self.runner.layout.block_sizes,
+            max_requests=self.max_num_seqs, max_tokens=self.max_num_batched_tokens, max_model_len=self.max_model_len,
+        )  # fmt: skip
+
+    def _batch(self, output: SchedulerOutput) -> ForwardBatch:
+        plain = super()._batch(output)
+        batch = self.builder.build(output.scheduled, self.kv_cache.block_tables)
+        for name in ("token_ids", "positions", "query_start", "seq_lens", "logits_rows"):
+            assert getattr(batch, name).dtype == getattr(plain, name).dtype
+            np.testing.assert_array_equal(getattr(batch, name), getattr(plain, name), name)
+        for g, (group, size) in enumerate(zip(self.groups, self.runner.layout.block_sizes, strict=True)):
+            np.testing.assert_array_equal(batch.slot_mapping[g], plain.slot_mapping[g])
+            assert batch.block_tables[g].flags.c_contiguous
+            for row, s in enumerate(output.scheduled):
+                seen = slice(first_visible(s.start, group.window) // size, -(-(s.start + s.num_tokens) // size))
+                np.testing.assert_array_equal(batch.block_tables[g][row, seen], plain.block_tables[g][row, seen])
+        return batch
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_it_makes_the_plain_batches(groups: str, caching: bool) -> None:
+    """Requests come and go, move between rows, fork, share, are preempted and come back."""
+    engine = CheckedEngine(
+        groups=GROUPS[groups], num_blocks=44, max_num_seqs=8, max_num_batched_tokens=24, max_model_len=200,
+        prefix_caching=caching,
+    )  # fmt: skip
+    shared = random_tokens(0, 30, 50)
+    for wave in range(6):
+        for i in range(5):
+            name = f"{wave}-{i}"
+            prompt = shared[: 6 * i] + random_tokens(7 * wave + i, 1 + 3 * i, 50)
+            children = [
+                make_request(f"{name}/{c}", prompt, 10 + c, choice=c, parent_id=RequestId(name)) for c in range(1, 1 + i % 3)
+            ]
+            engine.scheduler.add([make_request(name, prompt, 12 + 5 * i), *children])
+        for _ in range(7):
+            engine.step()
+        engine.scheduler.abort(RequestId(f"{wave}-{wave % 5}"))
+    engine.run()
+    engine.assert_solo()
+    assert engine.counts.preemptions > 0 or groups not in ("one group", "uneven")
+    assert engine.counts.forks > 0
+    assert engine.counts.partial_chunks > 0
