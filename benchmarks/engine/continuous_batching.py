@@ -1,8 +1,8 @@
 """Continuous against static batching, and a crowd against a queue: the same requests, interleaved in one call.
 
-python benchmarks/engine/continuous_batching.py MODEL [--requests 64] [--slots 16] [--rounds 3]
+python benchmarks/engine/continuous_batching.py MODEL [--requests 64] [--slots 16] [--prompt 32] [--rounds 3]
 
-Outputs have 8 to 256 tokens, prompts 32. Static: groups of ``slots`` requests in order of arrival, padded, so every request
+Outputs have 8 to 256 tokens. Static: groups of ``slots`` requests in order of arrival, padded, so every request
 of a group occupies its slot until the longest ends, and all of the group return then. Continuous: all requests at
 once; one that ends makes room for the next. Static can be no better than mean/max of continuous: the occupancy bound.
 Then the first ``slots`` requests together and one after another.
@@ -18,7 +18,6 @@ import numpy as np
 from hotloop import LLM, SamplingParams
 from hotloop.telemetry.ceilings import measure_read_bandwidth
 
-PROMPT_TOKENS = 32
 SHORT_TOKENS = 32  # outputs up to this are "short"
 
 Prompts = list[dict[str, list[int]]]
@@ -29,20 +28,27 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
+    parser.add_argument("--chunk", type=int, help="prefill_tokens_beside_decodes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--crowd-tokens", type=int, default=32, help="outputs of the crowd")
     args = parser.parse_args()
 
-    llm = LLM(args.model, max_num_seqs=args.slots, max_model_len=512, enable_prefix_caching=False)
+    llm = LLM(
+        args.model, max_num_seqs=args.slots, max_model_len=args.prompt + 512, enable_prefix_caching=False,
+        prefill_tokens_beside_decodes=args.chunk,
+    )  # fmt: skip
     ceiling = measure_read_bandwidth(llm.num_threads)
     print(f"ceiling: {ceiling.read_bandwidth_bytes_per_s / 1e9:.1f} GB/s; {llm.num_threads} threads, kernels {llm.isa}")
     rng = np.random.default_rng(0)
-    prompts = [{"prompt_token_ids": rng.integers(300, 10000, PROMPT_TOKENS).tolist()} for _ in range(args.requests)]
+    prompts = [{"prompt_token_ids": rng.integers(300, 10000, args.prompt).tolist()} for _ in range(args.requests)]
     lengths = rng.integers(8, 257, args.requests).tolist()
     groups = [range(i, min(i + args.slots, args.requests)) for i in range(0, args.requests, args.slots)]
     padded = sum(max(lengths[i] for i in group) * len(group) for group in groups)
     bound = padded / sum(lengths)
-    print(f"{args.requests} requests, {sum(lengths)} output tokens, {args.slots} slots; occupancy bound max/mean {bound:.2f}x")
+    print(
+        f"{args.requests} requests, {sum(lengths)} output tokens, {args.slots} slots; occupancy bound max/mean {bound:.2f}x"
+    )
     llm.generate(prompts[: args.slots], _params(8))  # warm-up
 
     continuous: list[float] = []

@@ -1,9 +1,9 @@
 """How a long prompt slows the others down, by the size of its chunks: inter-token latency during a prefill, table and plot.
 
-python benchmarks/engine/prefill_interference.py MODEL [--streams 8] [--prompt 4096] [--budgets 64,128,256,512,1024]
+python benchmarks/engine/prefill_interference.py MODEL [--streams 8] [--prompt 4096] [--chunks 16,32,64,128,256,512]
 
 Streams decode; then one long prompt arrives. ITL: each gap between emitted tokens of the others, before it and while it is
-prefilled. A budget (max_num_batched_tokens) bounds the tokens of a step, so also the chunk of the prompt.
+prefilled, in chunks of so many tokens (EngineConfig.prefill_tokens_beside_decodes).
 """
 
 import argparse
@@ -25,25 +25,26 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=4096)
-    parser.add_argument("--budgets", type=lambda text: [int(n) for n in text.split(",")], default=[64, 128, 256, 512, 1024])
+    parser.add_argument("--chunks", type=lambda text: [int(n) for n in text.split(",")], default=[16, 32, 64, 128, 256, 512])
     args = parser.parse_args()
 
     rows = []
-    for budget in args.budgets:
+    for chunk in args.chunks:
         llm = AsyncLLM(
-            args.model, max_num_seqs=args.streams + 1, max_num_batched_tokens=budget, max_model_len=args.prompt + 1024
-        )
+            args.model, max_num_seqs=args.streams + 1, max_num_batched_tokens=max(args.chunks) + args.streams,
+            max_model_len=args.prompt + 1024, prefill_tokens_beside_decodes=chunk,
+        )  # fmt: skip
         if not rows:
             ceiling = measure_read_bandwidth(llm.config.num_threads).read_bandwidth_bytes_per_s
             print(f"ceiling: {ceiling / 1e9:.1f} GB/s; {llm.config.num_threads} threads, kernels {llm.config.isa}")
-            print("budget   prefill    ITL before       ITL during the prefill (p50, p99, max)")
+            print(" chunk   prefill    ITL before       ITL during the prefill (p50, p99, max)")
         with_llm = asyncio.run(measure(llm, args.streams, args.prompt))
         llm.close()
         before, during, prefill_s = with_llm
         p50, p99 = np.percentile(during, [50, 99])
         rows.append(
             {
-                "max_num_batched_tokens": budget,
+                "chunk_tokens": chunk,
                 "prefill_s": prefill_s,
                 "itl_before_s_p50": float(np.median(before)),
                 "itl_during_s_p50": float(p50),
@@ -52,14 +53,14 @@ def main() -> None:
             }
         )
         print(
-            f"{budget:>6} {prefill_s:8.2f} s {np.median(before) * 1e3:9.1f} ms  "
+            f"{chunk:>6} {prefill_s:8.2f} s {np.median(before) * 1e3:9.1f} ms  "
             f"{p50 * 1e3:9.1f} ms {p99 * 1e3:9.1f} ms {max(during) * 1e3:9.1f} ms"
         )
     longest = max(float(row["itl_during_s_p50"]) for row in rows)
     print("\nITL p50 during the prefill")
     for row in rows:
         itl_s = float(row["itl_during_s_p50"])
-        print(f"{row['max_num_batched_tokens']:>6} {'#' * max(1, round(BAR_WIDTH * itl_s / longest))} {itl_s * 1e3:.0f} ms")
+        print(f"{row['chunk_tokens']:>6} {'#' * max(1, round(BAR_WIDTH * itl_s / longest))} {itl_s * 1e3:.0f} ms")
     print(
         json.dumps(
             {

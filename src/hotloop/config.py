@@ -17,11 +17,13 @@ ActivationDtype = Literal["int8", "f32"]  # how linear ops with quantized weight
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """max_model_len: tokens of prompt + output, None for the model's context. max_num_seqs: requests that run together.
-    max_num_batched_tokens: tokens of one step. block_size: tokens of a KV block. kv_cache_memory_bytes: of the KV pool;
-    None is room for max_num_seqs requests of max_model_len, at most half of the free memory. enable_prefix_caching:
-    prompts that begin alike share blocks. scheduling_policy: who runs first, by arrival or by (priority, arrival).
-    threads: None for the physical cores this process may use. isa: kernel set, "" for the best (or $HOTLOOP_ISA).
-    activations: "f32" is a test mode that skips activation quantization.
+    max_num_batched_tokens: tokens of one step. prefill_tokens_beside_decodes: tokens of prompts in a step in which others
+    decode; the fewer, the less a long prompt makes others wait and the longer it takes itself; None is no limit of its own
+    (`AsyncLLM` has 64 then). block_size: tokens of a KV block. kv_cache_memory_bytes: of the KV pool; None is room for
+    max_num_seqs requests of max_model_len, at most half of the free memory. enable_prefix_caching: prompts that begin alike
+    share blocks. scheduling_policy: who runs first, by arrival or by (priority, arrival). threads: None for the physical
+    cores this process may use. isa: kernel set, "" for the best (or $HOTLOOP_ISA). activations: "f32" is a test mode that
+    skips activation quantization.
 
     Raises: InvalidRequestError naming the field and the allowed values.
     """
@@ -29,6 +31,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
+    prefill_tokens_beside_decodes: int | None = None
     block_size: int = 16
     kv_dtype: KVDtype = "f16"
     kv_cache_memory_bytes: int | None = None
@@ -43,6 +46,7 @@ class EngineConfig:
             ("max_model_len", 1, 2**24),
             ("max_num_seqs", 1, 2**12),
             ("max_num_batched_tokens", 1, 2**16),
+            ("prefill_tokens_beside_decodes", 1, 2**16),
             ("block_size", 1, 1024),
             ("kv_cache_memory_bytes", 1, 2**63),
             ("threads", 1, 1024),

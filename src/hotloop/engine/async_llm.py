@@ -26,6 +26,7 @@ from hotloop.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
+_PREFILL_TOKENS_BESIDE_DECODES = 64  # somebody waits for each token: short steps before throughput
 _LONG_TEXT = 2000  # characters: longer prompts are tokenized off the event loop
 
 
@@ -37,6 +38,8 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | Path, **config: Any) -> None:
+        if config.get("prefill_tokens_beside_decodes") is None:
+            config["prefill_tokens_beside_decodes"] = _PREFILL_TOKENS_BESIDE_DECODES
         engine = load_engine(model, config)
         self.path = engine.path
         self._inputs = engine.inputs

@@ -21,7 +21,7 @@ from hotloop.sampling.draw import Draw, Row, draw
 from hotloop.sampling.state import SamplerState
 from hotloop.scheduler.limits import SchedulerLimits
 from hotloop.scheduler.output import ScheduledRequest, SchedulerOutput
-from hotloop.scheduler.policies import ByPriority, FirstComeFirstServed, Policies
+from hotloop.scheduler.policies import ByPriority, FewBesideDecodes, FirstComeFirstServed, Policies
 from hotloop.scheduler.scheduler import Scheduler
 from hotloop.telemetry.steps import StepLog, StepRecord
 from hotloop.telemetry.timings import RequestClock
@@ -51,7 +51,8 @@ class EngineCore:
         self.steps = StepLog()
         self._prefix_caching = config.enable_prefix_caching
         self._policies = policies or Policies(
-            order=ByPriority() if config.scheduling_policy == "priority" else FirstComeFirstServed()
+            order=ByPriority() if config.scheduling_policy == "priority" else FirstComeFirstServed(),
+            prefill_budget=FewBesideDecodes(config.prefill_tokens_beside_decodes),
         )
         self._limits = SchedulerLimits(
             max_num_seqs=runner.max_num_seqs, max_num_batched_tokens=runner.max_tokens,

@@ -28,6 +28,22 @@ class ByPriority:
         return request.priority, arrival
 
 
+class PrefillBudget(Protocol):
+    def tokens(self, left: int, num_decodes: int) -> int:
+        """How many of the ``left`` tokens of a step prefills may take beside ``num_decodes`` decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FewBesideDecodes:
+    """Everything while nobody decodes, at most ``beside_decodes`` tokens otherwise (None: no limit): every token of a
+    prefill lengthens the step that the decodes are in."""
+
+    beside_decodes: int | None = None
+
+    def tokens(self, left: int, num_decodes: int) -> int:
+        return min(left, self.beside_decodes) if num_decodes and self.beside_decodes else left
+
+
 class PrefillShare(Protocol):
     def floor(self, budget: int) -> int:
         """Tokens that each prefill may count on, as long as the budget lasts."""
@@ -74,5 +90,6 @@ class LatestArrival:
 @dataclass(frozen=True, slots=True)
 class Policies:
     order: Order = field(default_factory=FirstComeFirstServed)
+    prefill_budget: PrefillBudget = field(default_factory=FewBesideDecodes)
     prefill_share: PrefillShare = field(default_factory=FloorThenOldest)
     victim: Victim = field(default_factory=LatestArrival)

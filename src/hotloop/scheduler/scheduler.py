@@ -243,9 +243,12 @@ class Scheduler:
     def _budget_left(self) -> tuple[int, int]:
         """Tokens of this step that running requests leave, and how many of them a prefill may count on."""
         needs = [entry.request.num_tokens - entry.request.num_computed_tokens for entry in self._running]
-        budget = self.limits.max_num_batched_tokens - needs.count(1)
+        budget = self._prefill_budget(needs.count(1))
         floor = self.policies.prefill_share.floor(budget)
         return budget - sum(min(need, floor) for need in needs if need > 1), floor
+
+    def _prefill_budget(self, num_decodes: int) -> int:
+        return self.policies.prefill_budget.tokens(self.limits.max_num_batched_tokens - num_decodes, num_decodes)
 
     def _unclaimed_blocks(self) -> int:
         """Free blocks that running requests do not need for the tokens they have."""
@@ -304,7 +307,7 @@ class Scheduler:
         shares = [entry.request.num_tokens - entry.request.num_computed_tokens for entry in self._running]
         prefills = [i for i, need in enumerate(shares) if need > 1]
         if prefills:
-            budget = self.limits.max_num_batched_tokens - (len(shares) - len(prefills))
+            budget = self._prefill_budget(len(shares) - len(prefills))
             needs = [min(shares[i], self.limits.chunk) for i in prefills]
             for i, share in zip(prefills, self.policies.prefill_share.share(budget, needs), strict=True):
                 shares[i] = share
