@@ -8,8 +8,9 @@ K and V of a real model do. `FakeRunner` computes it by reading and writing slot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,15 +89,25 @@ def solo_tokens(request: Request, groups: Sequence[KVGroup]) -> list[int]:
 
 
 class FakeRunner:
-    """The runner's face towards the engine: `copy_blocks`, `forward`. ``blocks``: uint64 [num_blocks, slots]."""
+    """What an engine sees of a model and its KV pool. ``blocks``: uint64 [num_blocks, slots]."""
 
-    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
+    isa = "scalar"
+    vocab_size = VOCAB_SIZE
+    weight_bytes_per_step = 0
+
+    def __init__(
+        self, layout: KVLayout, num_blocks: int, *, max_num_seqs: int = 32, max_tokens: int = 64, max_model_len: int = 1000
+    ) -> None:
         self.layout = layout
+        self.num_blocks = num_blocks
+        self.max_num_seqs = max_num_seqs
+        self.max_tokens = max_tokens
+        self.max_model_len = max_model_len
         self.sizes = layout.block_sizes
         self.blocks = np.random.default_rng(0).integers(0, _MASK, (num_blocks, max(layout.block_sizes)), np.uint64)
         self.num_computed_tokens = 0
 
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         for source, destination in pairs:
             self.blocks[destination] = self.blocks[source]
 
@@ -134,11 +145,9 @@ class FakeRunner:
         return state
 
 
-def make_request(request_id: str, prompt: Sequence[int], max_tokens: int = 4, **fields: object) -> Request:
-    fields.setdefault("seed", 0)
-    return Request(
-        RequestId(request_id), list(prompt), SamplingParams(), max_tokens=max_tokens, stop_token_ids=frozenset(), **fields
-    )  # type: ignore[arg-type]
+def make_request(request_id: str, prompt: Sequence[int], max_tokens: int = 4, **fields: Any) -> Request:
+    fields = {"seed": 0, "params": SamplingParams(), "stop_token_ids": frozenset(), **fields}
+    return Request(RequestId(request_id), list(prompt), max_tokens=max_tokens, **fields)
 
 
 @dataclass
