@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 from fakes import GROUPS, Counts, FakeEngine, make_request
 from hotloop.errors import CapacityError
 from hotloop.request import Request, RequestId
-from hotloop.scheduler.policies import ByPriority, Policies
+from hotloop.scheduler.policies import ByPriority, FewBesideDecodes, Policies
 
 STEMS = [[(stem * 13 + i * i) % 50 for i in range(30)] for stem in range(3)]
 TOTAL = Counts()
@@ -30,7 +30,7 @@ class RandomOperations(RuleBasedStateMachine):
         max_num_seqs=st.sampled_from([24, 24, 24, 3]),
         budget=st.sampled_from([64, 64, 24, 8]),
         prefix_caching=st.sampled_from([True, True, True, False]),
-        policies=st.sampled_from([None, Policies(ByPriority())]),
+        policies=st.sampled_from([None, Policies(ByPriority(), FewBesideDecodes(8))]),
     )
     def start(
         self, groups: str, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, prefix_caching: bool,
