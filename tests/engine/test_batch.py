@@ -147,6 +147,9 @@ def test_killed_and_started_again_until_it_is_done(model: Path, tmp_path: Path) 
         process.communicate()
     _, stderr = (process := start(target)).communicate(timeout=120)
     assert process.returncode == 0, stderr
+    whole = target.read_bytes()
+    assert "all 120 lines were done before" in start(target).communicate(timeout=120)[1]
+    assert target.read_bytes() == whole
 
     def texts(path: Path) -> dict[str, str]:
         answers = [json.loads(text) for text in path.read_text().splitlines()]

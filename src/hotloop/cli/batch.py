@@ -51,6 +51,9 @@ def command(
     if name is None:
         raise InvalidRequestError(f"no line of {source} names a model; use --model")
     with BatchOutput(target) as output:
+        if all(line.key in output.done for line in read_batch(source)):
+            print(f"all {total} lines were done before", file=sys.stderr)
+            return
         llm = opt.load(
             name, yes=yes, isa=isa, tell=True, threads=threads, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
