@@ -91,6 +91,17 @@ def test_chunks_of_any_size(tiny: Path, jobs: list[Job], expected: list[Completi
         assert llm._core.steps.latest()[:, 7:9].sum(axis=1).max() <= tokens
 
 
+@pytest.mark.parametrize("limit", [1, 9])
+def test_prompts_cut_small_beside_decodes(
+    tiny: Path, jobs: list[Job], expected: list[CompletionOutput], limit: int
+) -> None:
+    llm = LLM(tiny, prefill_tokens_beside_decodes=limit)
+    assert answers(llm, jobs) == expected
+    steps = llm._core.steps.latest()
+    assert Exercised(llm._core).mixed_steps > 20
+    assert steps[steps[:, 8] > 0][:, 7].max() <= max(limit, 16)
+
+
 @pytest.mark.parametrize("order", range(3))
 def test_any_order_of_arrival(tiny: Path, jobs: list[Job], expected: list[CompletionOutput], order: int) -> None:
     """Also with arrivals spread over the steps, by threads that start when they like."""

@@ -59,7 +59,7 @@ class ModelRunner:
             )
         self._team = _start_team(config.num_threads)
         layout = KVLayout(kv_groups(self.model.config), config.block_size, config.kv_dtype)
-        self.storage = KVStorage.allocate(layout, self._num_blocks(layout))
+        self.storage = KVStorage.allocate(layout, self._num_blocks(layout, weight_bytes))
         self._weights = NativeWeights(gguf, self._team)
         self.weight_bytes_per_step = weight_bytes_per_step(self.model, gguf)
         self._programs: dict[ProgramKey, NativeProgram] = {}
@@ -72,14 +72,16 @@ class ModelRunner:
                 f"choose a smaller model"
             ) from None
 
-    def _num_blocks(self, layout: KVLayout) -> int:
-        """The pool: max_num_seqs requests of max_model_len, at most half of the free memory; or what was asked for."""
+    def _num_blocks(self, layout: KVLayout, weight_bytes: int) -> int:
+        """The pool: max_num_seqs requests of max_model_len, at most half of the memory that the weights, which are not
+        loaded yet, will leave; or what was asked for."""
         wanted = self.max_num_seqs * layout.blocks_for(self.max_model_len)
         available = available_memory_bytes()
         asked = self.config.kv_cache_memory_bytes
         if asked is not None and asked > available:
             raise CapacityError(f"kv_cache_memory_bytes is {asked} and {available} bytes are free; lower it")
-        blocks = min(wanted, available // 2 // layout.block_bytes) if asked is None else asked // layout.block_bytes
+        half = (available - weight_bytes) // 2
+        blocks = min(wanted, half // layout.block_bytes) if asked is None else asked // layout.block_bytes
         if blocks < len(layout.groups):
             raise CapacityError(
                 f"the KV pool has room for {blocks} blocks of {layout.block_bytes} bytes and needs {len(layout.groups)}; "
