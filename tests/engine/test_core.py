@@ -184,6 +184,32 @@ def test_an_interrupt_is_no_failure_of_a_request(core: EngineCore, monkeypatch: 
     assert len(tokens_of(run(core), "a")) == 3
 
 
+def test_a_choice_outlives_the_one_it_was_to_fork_off(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent is aborted while the step in which they part is interrupted."""
+
+    def interrupt(batch: object) -> object:
+        raise KeyboardInterrupt
+
+    def family() -> list[Request]:
+        child = request("aa", prompt_tokens=6)
+        child.parent_id, child.choice = RequestId("a"), 1
+        parent = request("a", prompt_tokens=6)
+        parent.prompt_token_ids = list(child.prompt_token_ids)
+        return [parent, child]
+
+    core.add(family())
+    expected = tokens_of(run(core), "aa")
+    core.add(family())
+    with monkeypatch.context() as patch:
+        patch.setattr(core.runner, "forward", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            core.step()
+    core.kv_cache.reset_prefix_cache()
+    core.runner.storage.pool[:] = 0xFF  # type: ignore[attr-defined]
+    core.abort(RequestId("a"))
+    assert tokens_of(run(core), "aa") == expected
+
+
 def test_an_interrupt_while_the_books_change_gives_all_up(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt

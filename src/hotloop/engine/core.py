@@ -144,10 +144,9 @@ class EngineCore:
         start_s = time.perf_counter()
         output = self._schedule(start_s)
         scheduled_s = time.perf_counter()
-        deltas = [self._end(i, "the request's deadline passed") for i in output.expired if i in self._live]
         if not output.scheduled:
             self._unfinished = None
-            return deltas
+            return self._expired(output)
         if output.block_copies:
             self.runner.copy_blocks(output.block_copies)
         batch = self._builder.build(output.scheduled, self.kv_cache.block_tables)
@@ -161,6 +160,7 @@ class EngineCore:
         owners, results = self._draw(output, logits, failed)
         drawn_s = time.perf_counter()
         self._unfinished, self._is_changing = None, True
+        deltas = self._expired(output)
         for request_id, message in failed.items():
             deltas.append(self._end(request_id, message))
             self.scheduler.abort(request_id)
@@ -180,10 +180,12 @@ class EngineCore:
 
     def _schedule(self, now_s: float) -> SchedulerOutput:
         """What this step computes: what an interrupted one left, or the scheduler's next choice."""
+        self._is_changing = True
         if self._unfinished is not None:
             self._unfinished = self._without_the_dead(self._unfinished)
+            self._restart_orphans(self._unfinished)
+            self._is_changing = False
             return self._unfinished
-        self._is_changing = True
         output = self.scheduler.schedule(now_s)
         for request_id in output.preempted:
             self._live[request_id].clock.recomputes = True
@@ -197,6 +199,15 @@ class EngineCore:
 
         forks = {parent: tuple(c for c in children if lives(c)) for parent, children in output.forks.items()}
         return replace(output, scheduled=tuple(s for s in output.scheduled if lives(s.request)), forks=forks)
+
+    def _restart_orphans(self, output: SchedulerOutput) -> None:
+        """Choices that were to fork off a request that has left since: nobody computes the rest of their prompt."""
+        alive = {s.request.request_id for s in output.scheduled}
+        for parent, children in output.forks.items():
+            for child in children if parent not in alive else ():
+                self.scheduler.abort(child.request_id)
+                child.num_computed_tokens = 0
+                self.scheduler.add([child])
 
     def _forward_one_by_one(
         self, scheduled: Sequence[ScheduledRequest], error: Exception, failed: dict[RequestId, str]
@@ -336,6 +347,9 @@ class EngineCore:
         return deltas
 
     # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _expired(self, output: SchedulerOutput) -> list[TokenDelta]:
+        return [self._end(i, "the request's deadline passed") for i in output.expired if i in self._live]
 
     def _end(self, request_id: RequestId, message: str) -> TokenDelta:
         """Forget a request that ended with an error."""
