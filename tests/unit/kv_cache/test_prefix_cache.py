@@ -78,6 +78,22 @@ def test_a_hole_in_the_window_shortens_the_hit_for_all_groups() -> None:
     manager.check_invariants()
 
 
+def test_what_one_window_lacks_may_uncover_a_hole_in_another() -> None:
+    groups = (KVGroup((0,), 1, 16, window=5), KVGroup((1,), 1, 16, window=9), KVGroup((2,), 1, 16))
+    manager = make_manager(groups)
+    compute(manager, TOKENS[:48])
+    manager.free("a")
+    longest, shorter = manager.match_prefix(TOKENS[:60]), manager.match_prefix(TOKENS[:45])
+    assert longest is not None
+    assert shorter is not None
+    assert (longest.num_tokens, shorter.num_tokens) == (48, 44)
+    for hole in (longest.blocks[1][11], shorter.blocks[0][10]):
+        assert hole is not None
+        manager._cache.remove(hole)
+        manager._pool.forget(hole)
+    assert hit_length(manager, TOKENS[:60]) == 40
+
+
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
 def test_every_hit_leads_to_tables_that_hold_the_invariants(groups: tuple[KVGroup, ...]) -> None:
     for first, second in itertools.product(range(1, 40, 3), range(2, 40, 3)):
