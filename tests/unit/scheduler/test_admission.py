@@ -162,6 +162,18 @@ def test_who_waits_for_a_beginning_goes_on_when_its_owner_leaves() -> None:
     engine.assert_solo()
 
 
+def test_nobody_waits_for_a_beginning_that_was_computed_and_is_lost() -> None:
+    engine = FakeEngine(ONE_GROUP, 1000, max_num_batched_tokens=32)
+    engine.scheduler.add([make_request("a", [*range(50), *range(30), *[1] * 200])])
+    for _ in range(3):
+        engine.step()
+    engine.kv_cache.reset_prefix_cache()
+    engine.scheduler.add([make_request("b", [*range(50), *range(30), 2])])
+    assert len(engine.step().scheduled) == 2
+    engine.run()
+    engine.assert_solo()
+
+
 def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> Callable[[], int]:
     calls = 0
     original = getattr(KVCacheManager, name)
