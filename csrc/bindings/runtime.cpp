@@ -4,9 +4,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdlib>
 #include <optional>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include "bindings/bindings.h"
+#include "runtime/file_rows.h"
 #include "runtime/float_environment.h"
 #include "runtime/weights.h"
 
@@ -19,13 +24,31 @@ namespace {
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+void check_shape(WeightFormat format, int64_t rows, int64_t cols) {
+  const int64_t superblock = format_info(format).superblock_size;
+  if (rows < 1 || cols < 1 || cols % kGroupSize != 0 || cols % superblock != 0) {
+    throw std::invalid_argument("a weight matrix has at least one row, of whole groups and superblocks");
+  }
+}
+
 std::shared_ptr<WeightMatrix> make_matrix(WeightFormat format, int64_t rows, int64_t cols, const Bytes& src, ThreadTeam& team) {
-  if (rows < 1 || cols < 1 || static_cast<int64_t>(src.size()) != rows * source_row_bytes(format, cols)) {
+  check_shape(format, rows, cols);
+  if (static_cast<int64_t>(src.size()) != rows * source_row_bytes(format, cols)) {
     throw std::invalid_argument("a weight matrix's bytes do not match its format and shape");
   }
-  const uint8_t* data = src.data();
+  MemoryRows source(src.data());
   nb::gil_scoped_release release;
-  return std::make_shared<WeightMatrix>(format, rows, cols, data, team);
+  return std::make_shared<WeightMatrix>(format, rows, cols, source, team, nullptr);
+}
+
+std::shared_ptr<WeightMatrix> read_matrix(WeightFormat format, int64_t rows, int64_t cols, int fd, int64_t offset,
+                                          ThreadTeam& team, std::shared_ptr<WeightMemory> memory) {
+  check_shape(format, rows, cols);
+  nb::gil_scoped_release release;
+  FileRows source(fd, offset, team.size());
+  auto matrix = std::make_shared<WeightMatrix>(format, rows, cols, source, team, std::move(memory));
+  source.check();
+  return matrix;
 }
 
 }  // namespace
@@ -56,8 +79,23 @@ void bind_runtime(nb::module_& m) {
       }, "num_threads"_a)
       .def_prop_ro("size", &ThreadTeam::size);
 
+  nb::class_<WeightMemory>(m, "WeightMemory", "One block of memory for many repacked matrices; see matrix_bytes.")
+      .def(nb::init<int64_t>(), "nbytes"_a);
+  m.def("matrix_bytes", [](WeightFormat format, int64_t rows, int64_t cols) {
+    check_shape(format, rows, cols);
+    return matrix_bytes(format, rows, cols);
+  }, "format"_a, "rows"_a, "cols"_a, "Bytes that a repacked matrix takes of a WeightMemory.");
+
+  m.def("release_free_memory", [] {
+#if defined(__GLIBC__)
+    malloc_trim(0);
+#endif
+  }, "Hand memory that was freed back to the system, where the C library would keep it.");
+
   nb::class_<WeightMatrix>(m, "WeightMatrix")
       .def(nb::new_(&make_matrix), "format"_a, "rows"_a, "cols"_a, "src"_a, "team"_a)
+      .def_static("read", &read_matrix, "format"_a, "rows"_a, "cols"_a, "fd"_a, "offset"_a, "team"_a, "memory"_a,
+                  "Repacked from an open file, offset in bytes. Raises RuntimeError if the file cannot be read or ends early.")
       .def_prop_ro("rows", [](const WeightMatrix& w) { return w.matrix().rows; })
       .def_prop_ro("cols", [](const WeightMatrix& w) { return w.matrix().cols; })
       .def_prop_ro("format", [](const WeightMatrix& w) { return w.matrix().format; })

@@ -2,44 +2,65 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 namespace hotloop {
 namespace {
 
-// One op; a tile is about a megabyte of row blocks.
+constexpr int64_t kTileBytes = int64_t{256} << 10;  // a tile's rows and their repacked form stay in a core's cache
+
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+int64_t row_blocks(int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }
+
+// One op; a tile is a few row blocks.
 class Repacking final : public Job {
  public:
-  Repacking(const Matrix& matrix, const uint8_t* src, int64_t block_bytes, uint8_t* dst)
-      : matrix_(matrix), src_(src), dst_(dst), block_bytes_(block_bytes), blocks_((matrix.rows + kRowBlock - 1) / kRowBlock),
-        step_(std::max((int64_t{1} << 20) / block_bytes, blocks_ / ThreadTeam::kMaxTiles + 1)) {}
+  Repacking(const Matrix& matrix, RowSource& source, uint8_t* dst)
+      : matrix_(matrix), source_(source), dst_(dst), row_bytes_(source_row_bytes(matrix.format, matrix.cols)),
+        block_bytes_(row_block_bytes(matrix.format, matrix.cols)), blocks_(row_blocks(matrix.rows)),
+        step_(std::max(kTileBytes / block_bytes_, blocks_ / ThreadTeam::kMaxTiles + 1)) {}
 
   int64_t next_op() override {
     if (started_) return -1;
     started_ = true;
     return (blocks_ + step_ - 1) / step_;
   }
-  void run_tile(int64_t tile, int) override {
+  void run_tile(int64_t tile, int thread) override {
     const int64_t begin = tile * step_, end = std::min(begin + step_, blocks_);
-    repack(matrix_.format, src_, matrix_.rows, matrix_.cols, begin, end, dst_ + begin * block_bytes_);
+    const int64_t first = begin * kRowBlock, rows = std::min(end * kRowBlock, matrix_.rows) - first;
+    const uint8_t* src = source_.read(first * row_bytes_, rows * row_bytes_, thread);
+    if (src != nullptr) repack(matrix_.format, src, rows, matrix_.cols, 0, end - begin, dst_ + begin * block_bytes_);
   }
 
  private:
   const Matrix& matrix_;
-  const uint8_t* src_;
+  RowSource& source_;
   uint8_t* dst_;
-  int64_t block_bytes_, blocks_, step_;
+  int64_t row_bytes_, block_bytes_, blocks_, step_;
   bool started_ = false;
 };
 
 }  // namespace
 
-WeightMatrix::WeightMatrix(WeightFormat format, int64_t rows, int64_t cols, const uint8_t* src, ThreadTeam& team) {
-  const int64_t blocks = (rows + kRowBlock - 1) / kRowBlock;
-  const int64_t block_bytes = row_block_bytes(format, cols);
-  memory_ = AlignedBuffer(blocks * block_bytes);
-  matrix_ = Matrix{format, rows, cols, memory_.data()};
+uint8_t* WeightMemory::take(int64_t bytes) {
+  if (bytes > buffer_.size() - used_) throw std::length_error("the weight memory is too small for its matrices");
+  uint8_t* at = buffer_.data() + used_;
+  used_ = std::min(round_up(used_ + bytes, 64), buffer_.size());
+  return at;
+}
 
-  Repacking job(matrix_, src, block_bytes, memory_.data());
+int64_t matrix_bytes(WeightFormat format, int64_t rows, int64_t cols) {
+  return round_up(row_blocks(rows) * row_block_bytes(format, cols), 64);
+}
+
+WeightMatrix::WeightMatrix(WeightFormat format, int64_t rows, int64_t cols, RowSource& source, ThreadTeam& team,
+                           std::shared_ptr<WeightMemory> memory)
+    : memory_(std::move(memory)), nbytes_(row_blocks(rows) * row_block_bytes(format, cols)) {
+  if (memory_ == nullptr) memory_ = std::make_shared<WeightMemory>(nbytes_);
+  uint8_t* data = memory_->take(nbytes_);
+  matrix_ = Matrix{format, rows, cols, data};
+  Repacking job(matrix_, source, data);
   team.run(job);
 }
 

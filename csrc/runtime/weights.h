@@ -1,4 +1,4 @@
-// Weights as the engine owns them: matrices repacked once from a mapped file, vectors as f32.
+// Weights as the engine owns them: matrices repacked once from a file or from memory, vectors as f32.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -9,16 +9,53 @@
 
 namespace hotloop {
 
-class WeightMatrix {
+// One block that many matrices lie in, end to end: large enough for huge pages to cover small matrices too, and no matrix
+// rounded up to whole huge pages.
+class WeightMemory {
  public:
-  // Repacks rows * source_row_bytes(format, cols) bytes at src, in parallel. src is not needed afterwards.
-  WeightMatrix(WeightFormat format, int64_t rows, int64_t cols, const uint8_t* src, ThreadTeam& team);
-  const Matrix& matrix() const { return matrix_; }
-  int64_t nbytes() const { return memory_.size(); }
+  explicit WeightMemory(int64_t bytes) : buffer_(bytes) {}
+  // The next bytes, 64-byte aligned. Throws std::length_error when not that many are left.
+  uint8_t* take(int64_t bytes);
 
  private:
-  AlignedBuffer memory_;
+  AlignedBuffer buffer_;
+  int64_t used_ = 0;
+};
+
+// Bytes that a repacked matrix takes of a WeightMemory.
+int64_t matrix_bytes(WeightFormat format, int64_t rows, int64_t cols);
+
+// Where a matrix's rows are read from: rows * source_row_bytes(format, cols) bytes. Called by the team's threads.
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+  // bytes [begin, begin + size) of the matrix, valid until the thread's next call; nullptr if they cannot be read.
+  virtual const uint8_t* read(int64_t begin, int64_t size, int thread) = 0;
+};
+
+class WeightMatrix {
+ public:
+  // Repacks in parallel, a tile of rows at a time per thread, and does not need the source afterwards.
+  // memory: where it lies; nullptr for a block of its own.
+  WeightMatrix(WeightFormat format, int64_t rows, int64_t cols, RowSource& source, ThreadTeam& team,
+               std::shared_ptr<WeightMemory> memory);
+  const Matrix& matrix() const { return matrix_; }
+  int64_t nbytes() const { return nbytes_; }
+
+ private:
+  std::shared_ptr<WeightMemory> memory_;
+  int64_t nbytes_;
   Matrix matrix_;
+};
+
+// The matrix is in memory.
+class MemoryRows final : public RowSource {
+ public:
+  explicit MemoryRows(const uint8_t* data) : data_(data) {}
+  const uint8_t* read(int64_t begin, int64_t, int) override { return data_ + begin; }
+
+ private:
+  const uint8_t* data_;
 };
 
 struct WeightVector {

@@ -88,8 +88,22 @@ class ThreadTeam:
     @property
     def size(self) -> int: ...
 
+class WeightMemory:
+    """One block of memory for many repacked matrices; see matrix_bytes."""
+
+    def __init__(self, nbytes: int) -> None: ...
+
+def matrix_bytes(format: WeightFormat, rows: int, cols: int) -> int:
+    """Bytes that a repacked matrix takes of a WeightMemory."""
+
 class WeightMatrix:
     def __init__(self, format: WeightFormat, rows: int, cols: int, src: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], team: ThreadTeam) -> None: ...
+
+    @staticmethod
+    def read(format: WeightFormat, rows: int, cols: int, fd: int, offset: int, team: ThreadTeam, memory: WeightMemory) -> WeightMatrix:
+        """
+        Repacked from an open file, offset in bytes. Raises RuntimeError if the file cannot be read or ends early.
+        """
 
     @property
     def rows(self) -> int: ...

@@ -113,7 +113,7 @@ def _program(gguf: GGUFFile, kind: MatrixKind, team: _native.ThreadTeam, isa: st
     rows = np.random.default_rng(0).normal(size=(64, kind.cols)).astype(np.float32)
     x = ops.embed(_native.WeightMatrix(_native.WeightFormat.F32, 64, kind.cols, rows.view(np.uint8).ravel(), team))
     for _ in range(copies):
-        weights = NativeWeights(gguf, team)  # repacks anew: memory of its own
+        weights = NativeWeights(gguf, kind.names, team)  # repacks anew: memory of its own
         for name in kind.names:
             out = ops.linear(x, weights.matrix(name, kind.rows, kind.cols))
     return ops.compile(out)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hotloop import _native
 from hotloop.config import EngineConfig
 from hotloop.engine.client import EngineInfo, InProcessClient
 from hotloop.engine.core import EngineCore
@@ -47,9 +49,10 @@ def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
         f.name: getattr(entry.sampling, f.name) for f in fields(entry.sampling)
         if getattr(entry.sampling, f.name) is not None
     }  # fmt: skip
-    with GGUFFile.open(path) as gguf:
-        tokenizer = Tokenizer.from_metadata(gguf.metadata)
-        runner = ModelRunner(gguf, config)
+    tokenizer, runner = _load(path, config)
+    # What is left of the file's metadata and of building the tokenizer: tens of megabytes.
+    gc.collect()
+    _native.release_free_memory()
     if tokenizer.vocab_size > runner.vocab_size:
         raise HotloopError(
             f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {runner.vocab_size}"
@@ -62,6 +65,11 @@ def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
     _log.info("%s: %s", path.name, info)
     inputs = InputProcessor(tokenizer, runner.max_model_len, recommended=recommended, name=path.name)
     return LoadedEngine(path, config, inputs, runner, core, InProcessClient(core, info))
+
+
+def _load(path: Path, config: EngineConfig) -> tuple[Tokenizer, ModelRunner]:
+    with GGUFFile.open(path) as gguf:
+        return Tokenizer.from_metadata(gguf.metadata), ModelRunner(gguf, config)
 
 
 def engine_config(options: Mapping[str, Any]) -> EngineConfig:

@@ -60,10 +60,10 @@ class ModelRunner:
         self._team = _start_team(config.num_threads)
         layout = KVLayout(kv_groups(self.model.config), config.block_size, config.kv_dtype)
         self.storage = KVStorage.allocate(layout, self._num_blocks(layout, weight_bytes))
-        self._weights = NativeWeights(gguf, self._team)
         self.weight_bytes_per_step = weight_bytes_per_step(self.model, gguf)
         self._programs: dict[ProgramKey, NativeProgram] = {}
         try:
+            self._weights = NativeWeights(gguf, self.model.tensor_shapes, self._team)
             self.program()
         except MemoryError:  # a limit of the process, which the machine's free memory does not show
             raise CapacityError(

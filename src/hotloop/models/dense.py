@@ -122,7 +122,7 @@ def _read_rope_factors(gguf: GGUFFile, dim: int) -> tuple[float, ...] | None:
         raise ModelFileError(
             f"{gguf.path}: tensor {name} must be F32 [{dim // 2}], but is {tensor.format} {list(tensor.shape)}"
         )
-    factors = gguf.data(name).view("<f4")
+    factors = gguf.read(name).view("<f4")
     if not (np.isfinite(factors) & (factors > 0)).all():
         raise ModelFileError(f"{gguf.path}: tensor {name} must hold finite numbers greater than 0")
     return tuple(factors.tolist())

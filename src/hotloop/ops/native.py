@@ -8,7 +8,7 @@ emits the launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from hotloop import _native
 from hotloop.config import ActivationDtype
-from hotloop.errors import ModelFileError
 from hotloop.kv_cache.storage import KVStorage
 from hotloop.ops.batch import ForwardBatch
 from hotloop.ops.protocol import QKV, Activation, Rope
@@ -68,13 +67,30 @@ class _AttentionPlan:
 
 
 class NativeWeights:
-    """A model file's tensors, repacked into native layouts on first use and shared by all programs."""
+    """Tensors of a model file, repacked into native layouts and shared by all programs. The file is not needed afterwards."""
 
-    def __init__(self, gguf: GGUFFile, team: _native.ThreadTeam) -> None:
-        self._gguf = gguf
-        self._team = team
+    def __init__(self, gguf: GGUFFile, names: Iterable[str], team: _native.ThreadTeam) -> None:
+        """Load the tensors ``names``: matrices and vectors in formats that load_model_spec accepts.
+
+        Raises: ModelFileError if the file cannot be read, or was truncated since it was opened.
+        """
+        wanted = frozenset(names)
+        infos = [info for name, info in gguf.tensors.items() if name in wanted]  # in the order of the file
         self._matrices: dict[str, _native.WeightMatrix] = {}
         self._vectors: dict[str, _native.WeightVector] = {}
+        matrices = [(i, _native.WeightFormat[i.format], *i.shape) for i in infos if len(i.shape) == 2]
+        memory = _native.WeightMemory(sum(_native.matrix_bytes(kind, rows, cols) for _, kind, rows, cols in matrices))
+        for info, weight_format, rows, cols in matrices:
+            fd, offset = gguf.location(info.name)
+            try:
+                matrix = _native.WeightMatrix.read(weight_format, rows, cols, fd, offset, team, memory)
+            except RuntimeError as error:
+                raise gguf.unreadable(info.name, str(error)) from None
+            self._matrices[info.name] = matrix
+        for info in infos:
+            if len(info.shape) == 1:
+                values = dequantize(info.format, gguf.read(info.name), info.shape)
+                self._vectors[info.name] = _native.WeightVector(np.ascontiguousarray(values, np.float32))
 
     @property
     def nbytes(self) -> int:
@@ -82,31 +98,17 @@ class NativeWeights:
         return sum(m.nbytes for m in self._matrices.values()) + sum(v.nbytes for v in self._vectors.values())
 
     def has(self, name: str) -> bool:
-        return name in self._gguf.tensors
+        return name in self._matrices or name in self._vectors
 
     def matrix(self, name: str, rows: int, cols: int) -> _native.WeightMatrix:
-        """Raises ModelFileError if the tensor's format has no kernel or its rows are not whole groups of 32."""
-        if name not in self._matrices:
-            info = self._gguf.tensors[name]
-            weight_format = getattr(_native.WeightFormat, info.format, None)
-            if weight_format is None:
-                supported = ", ".join(f.name for f in _native.WeightFormat)
-                raise ModelFileError(
-                    f"tensor '{name}' has type {info.format}, which has no kernel; supported: {supported}"
-                )
-            if cols % 32:
-                raise ModelFileError(f"tensor '{name}' has rows of {cols} elements; kernels need a multiple of 32")
-            data = self._gguf.data(name)
-            self._matrices[name] = _native.WeightMatrix(weight_format, rows, cols, data, self._team)
-            self._gguf.release(name)
-        return self._matrices[name]
+        matrix = self._matrices[name]
+        assert (matrix.rows, matrix.cols) == (rows, cols), f"{name} is not {rows} x {cols}"
+        return matrix
 
     def vector(self, name: str, size: int) -> _native.WeightVector:
-        if name not in self._vectors:
-            info = self._gguf.tensors[name]
-            values = dequantize(info.format, self._gguf.data(name), (size,))
-            self._vectors[name] = _native.WeightVector(np.ascontiguousarray(values, np.float32))
-        return self._vectors[name]
+        vector = self._vectors[name]
+        assert vector.size == size, f"{name} has not {size} elements"
+        return vector
 
 
 class NativeOps:

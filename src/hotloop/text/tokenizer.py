@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import tokenizers
 import tokenizers.models
 
@@ -22,9 +21,9 @@ class Tokenizer:
     """Encodes and decodes text; immutable, and safe to use from several threads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        # A type outside a byte is unknown to everyone and behaves like text.
-        self._types = bytes(np.clip(vocabulary.token_types, 0, 255).astype(np.uint8))
+        self._vocabulary = vocabulary.compact()
+        self._types = self._vocabulary.token_types.tobytes()
+        self._max_text_chars = max(map(len, vocabulary.tokens))
         self._is_sentencepiece = vocabulary.model == "llama"
         family = sentencepiece if self._is_sentencepiece else byte_level
         self._literal = self._pipeline(family.build(vocabulary), parse_special=False)
@@ -90,12 +89,11 @@ class Tokenizer:
         """Whether encoding puts a space before the text, which decoding from the start takes away again."""
         return self._is_sentencepiece and self._vocabulary.add_space_prefix
 
-    @cached_property
+    @property
     def max_token_chars(self) -> int:
         """No token stands for more characters of input than this."""
         # The text of a byte-level token has one character for each byte, so it is no shorter than what it stands for.
-        longest = max(map(len, self._vocabulary.tokens))
-        return longest * (1 if self._is_sentencepiece else _MAX_DECOMPOSED_CHARS_PER_BYTE)
+        return self._max_text_chars * (1 if self._is_sentencepiece else _MAX_DECOMPOSED_CHARS_PER_BYTE)
 
     def min_num_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens of `text`, found without encoding it.
@@ -124,7 +122,8 @@ class Tokenizer:
         found = self._control_finder.encode(text, add_special_tokens=False)
         spans = []
         for token, (start, end) in zip(found.tokens, found.offsets, strict=True):
-            token_id = self._vocabulary.ids[token]
+            token_id = self.token_id(token)
+            assert token_id is not None, "an added token is one of the vocabulary"
             if self.is_special(token_id):
                 spans.append((start, end, token_id))
         return spans
@@ -162,7 +161,9 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of the token whose vocabulary entry is exactly `text`."""
-        return self._vocabulary.ids.get(text)
+        # The model's own vocabulary: added tokens are looked up by text in it as well, and the lowest id of a text is there.
+        token_id: int | None = self._literal.model.token_to_id(text)
+        return token_id
 
     def _type(self, token_id: int) -> int:
         if not 0 <= token_id < len(self._types):

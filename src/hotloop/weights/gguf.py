@@ -1,14 +1,15 @@
 """Open a GGUF model, whole or in parts, as memory-mapped, bounds-checked tensors and typed metadata."""
 
-import mmap as mmap_module
+import os
 import re
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final, NoReturn, Self, TypeVar
+from typing import Any, BinaryIO, Final, NoReturn, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,15 @@ _REQUIRED: Final = _Required.REQUIRED
 _D = TypeVar("_D")
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One file: open, mapped, parsed."""
+
+    file: BinaryIO
+    mapping: mmap
+    header: Header
+
+
 class GGUFFile:
     """A GGUF model, opened through its file or through any part of a split one.
 
@@ -39,23 +49,23 @@ class GGUFFile:
     tensors: of all parts.
     nbytes: total size of the files.
 
-    Tensor views stay valid after `close`: a mapping is released together with its last view. The file must
-    not be truncated while it is mapped.
+    `data` maps a tensor: for those who look here and there. `read` copies one and `location` tells where it lies: for
+    those who want all of it, without pages of the mapping in their memory, and safe from a file that is truncated meanwhile.
+    Views stay valid after `close`: a mapping is released together with its last view.
     """
 
-    def __init__(self, path: Path, paths: tuple[Path, ...], parts: list[tuple[mmap, Header]]) -> None:
+    def __init__(self, path: Path, paths: tuple[Path, ...], parts: list[_Part]) -> None:
         """Use `GGUFFile.open`."""
         self.path = path
         self.paths = paths
-        self.version = parts[0][1].version
-        self.metadata: Mapping[str, MetadataValue] = MappingProxyType(dict(parts[0][1].metadata))
+        self.version = parts[0].header.version
+        self.metadata: Mapping[str, MetadataValue] = MappingProxyType(dict(parts[0].header.metadata))
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {name: tensor for _, header in parts for name, tensor in header.tensors.items()}
+            {name: tensor for part in parts for name, tensor in part.header.tensors.items()}
         )
-        self.nbytes = sum(len(mapping) for mapping, _ in parts)
-        self._location = {
-            name: (mapping, offset) for mapping, header in parts for name, offset in header.offsets.items()
-        }
+        self.nbytes = sum(len(part.mapping) for part in parts)
+        self._files = [part.file for part in parts]
+        self._location = {name: (part, offset) for part in parts for name, offset in part.header.offsets.items()}
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -67,12 +77,14 @@ class GGUFFile:
         path = Path(path)
         paths = _part_paths(path)
         parts = [_open_part(part) for part in paths]
-        _check_parts(paths, [header for _, header in parts])
+        _check_parts(paths, [part.header for part in parts])
         return cls(path, paths, parts)
 
     def close(self) -> None:
         """Let go of the files; views handed out before keep their mapping alive."""
         self._location = {}
+        for file in self._files:
+            file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -88,28 +100,45 @@ class GGUFFile:
         Raises: ModelFileError if the model has no such tensor, or the file was truncated meanwhile; ValueError after
         `close`.
         """
-        tensor = self.tensors.get(name)
-        if tensor is None:
+        part, offset = self._locate(name)
+        mapping = part.mapping
+        if mapping.size() < len(mapping):  # touching what is gone would end the process
+            raise self.unreadable(name, f"the file shrank to {mapping.size()} bytes")
+        return np.frombuffer(mapping, np.uint8, count=self.tensors[name].nbytes, offset=offset)
+
+    def read(self, name: str) -> NDArray[np.uint8]:
+        """Return a copy of a tensor's bytes: uint8 [tensors[name].nbytes]. Raises as `data`."""
+        fd, offset = self.location(name)
+        data = np.empty(self.tensors[name].nbytes, np.uint8)
+        done = 0
+        while done < data.nbytes:
+            try:
+                count = os.preadv(fd, [data[done:].data], offset + done)
+            except OSError as error:
+                raise self.unreadable(name, str(error.strerror)) from None
+            if not count:
+                raise self.unreadable(name, "the file ends in it")
+            done += count
+        return data
+
+    def location(self, name: str) -> tuple[int, int]:
+        """Return the file descriptor of a tensor's file, valid until `close`, and the offset of its bytes. Raises as `data`."""
+        part, offset = self._locate(name)
+        return part.file.fileno(), offset
+
+    def unreadable(self, name: str, why: str) -> ModelFileError:
+        """The error of a tensor that was there when the file was opened."""
+        return ModelFileError(
+            f"{self.path}: the tensor {quote(name)} cannot be read any more: {why}; "
+            f"let whatever writes the file finish, and load it again"
+        )
+
+    def _locate(self, name: str) -> tuple[_Part, int]:
+        if name not in self.tensors:
             raise ModelFileError(f"{self.path}: the tensor {quote(name)} is missing")
         if name not in self._location:
             raise ValueError(f"{self.path} is closed")
-        mapping, offset = self._location[name]
-        if mapping.size() < len(mapping):  # touching what is gone would end the process
-            raise ModelFileError(
-                f"{self.path}: the file shrank to {mapping.size()} bytes since it was opened; "
-                f"let whatever writes it finish, and load it again"
-            )
-        return np.frombuffer(mapping, np.uint8, count=tensor.nbytes, offset=offset)
-
-    def release(self, name: str) -> None:
-        """Let the kernel drop the tensor's pages from this process; reading it again maps them anew."""
-        if name not in self._location or not hasattr(mmap_module, "MADV_DONTNEED"):
-            return
-        mapping, offset = self._location[name]
-        page = mmap_module.PAGESIZE
-        begin, end = -(-offset // page) * page, (offset + self.tensors[name].nbytes) // page * page
-        if end > begin:
-            mapping.madvise(mmap_module.MADV_DONTNEED, begin, end - begin)
+        return self._location[name]
 
     def get_int(self, key: str, default: _D | _Required = _REQUIRED) -> int | _D:
         """Return an integer; a missing key is `default`, or a ModelFileError where none is given."""
@@ -192,20 +221,27 @@ def _part_paths(path: Path) -> tuple[Path, ...]:
     return paths
 
 
-def _open_part(path: Path) -> tuple[mmap, Header]:
+def _open_part(path: Path) -> _Part:
     try:
         # Looked at before it is opened: opening a pipe would wait for a writer.
         if not stat.S_ISREG(path.stat().st_mode):
             raise ModelFileError(f"{path} is not a regular file; give the path of a .gguf file")
-        with path.open("rb") as file:
-            if not file.read(1):
-                raise ModelFileError(f"{path}: the file is empty; download it again")
-            mapping = mmap(file.fileno(), 0, access=ACCESS_READ)
+        file = path.open("rb")
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"{path}: there is no such file") from error
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
-    return mapping, parse_header(mapping, str(path))
+    try:
+        if not file.read(1):
+            raise ModelFileError(f"{path}: the file is empty; download it again")
+        mapping = mmap(file.fileno(), 0, access=ACCESS_READ)
+        return _Part(file, mapping, parse_header(mapping, str(path)))
+    except OSError as error:
+        file.close()
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
+    except BaseException:
+        file.close()
+        raise
 
 
 def _check_parts(paths: tuple[Path, ...], headers: list[Header]) -> None:

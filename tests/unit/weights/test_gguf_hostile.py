@@ -360,5 +360,7 @@ def test_a_file_truncated_while_it_is_open_is_refused(tmp_path: Path) -> None:
     with GGUFFile.open(path) as gguf:
         assert not gguf.data("a").any()
         os.truncate(path, 4096)
-        with pytest.raises(ModelFileError, match=r"m\.gguf: the file shrank to 4096 bytes"):
+        with pytest.raises(ModelFileError, match=r"m\.gguf: the tensor 'a' .*: the file shrank to 4096 bytes"):
             gguf.data("a")
+        with pytest.raises(ModelFileError, match=r"m\.gguf: the tensor 'a' .*: the file ends in it"):
+            gguf.read("a")
