@@ -96,6 +96,11 @@ class WeightMemory:
 def matrix_bytes(format: WeightFormat, rows: int, cols: int) -> int:
     """Bytes that a repacked matrix takes of a WeightMemory."""
 
+def release_free_memory() -> None:
+    """
+    Hand memory that was freed back to the system, where the C library would keep it.
+    """
+
 class WeightMatrix:
     def __init__(self, format: WeightFormat, rows: int, cols: int, src: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], team: ThreadTeam) -> None: ...
 
