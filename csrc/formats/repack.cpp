@@ -1,5 +1,5 @@
-// GGUF rows -> row-interleaved layouts. Runs once at load, a range of row blocks per call, straight from the mapped
-// file; plain word moves, so it is limited by memory and page faults rather than by arithmetic.
+// GGUF rows -> row-interleaved layouts. Runs once at load, a range of row blocks per call, from rows as
+// they were read; plain word moves, so it is limited by memory and page faults rather than by arithmetic.
 #include <cstring>
 
 #include "formats/gguf_blocks.h"

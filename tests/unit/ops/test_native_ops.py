@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,10 @@ from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.models.config import kv_groups
 from hotloop.models.reference import reference_logits
 from hotloop.models.registry import load_model_spec
+from hotloop.models.tensors import SUPPORTED_FORMATS
 from hotloop.ops.batch import Chunk, build_batch
 from hotloop.ops.native import NativeWeights
 from hotloop.ops.reference import ReferenceKV, ReferenceOps, ReferenceWeights
-from hotloop.quant.formats import WEIGHT_FORMATS
 from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.gguf_writer import write_gguf
 from tiny_models import ARCHITECTURES, every_format, random_tokens, write_tiny_model
@@ -202,12 +205,61 @@ def test_a_batch_of_requests_gives_the_bits_of_each_alone(
         np.testing.assert_array_equal(logits.view(np.uint32), alone.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "NVFP4"])
-def test_a_format_without_kernels_is_refused_with_the_supported_ones(name: str, tmp_path: Path) -> None:
-    data = np.zeros(WEIGHT_FORMATS[name].tensor_bytes((8, 256)), np.uint8)
-    write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, {"odd.weight": (name, (8, 256), data)})
-    with (
-        GGUFFile.open(tmp_path / "m.gguf") as gguf,
-        pytest.raises(ModelFileError, match=rf"'odd\.weight' has type {name}.*supported: F32, F16, .*IQ4_XS, MXFP4"),
-    ):
-        NativeWeights(gguf, _native.ThreadTeam(1)).matrix("odd.weight", 8, 256)
+def test_the_formats_that_models_may_have_are_those_with_kernels() -> None:
+    assert set(SUPPORTED_FORMATS) == {f.name for f in _native.WeightFormat}
+
+
+def mapped_pages_bytes(path: Path) -> int:
+    """Bytes of the file that this process has in memory through mappings."""
+    resident, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            ours = line.endswith(str(path))
+        elif ours and line.startswith("Rss:"):
+            resident += 1024 * int(line.split()[1])
+    return resident
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
+def test_weights_come_into_memory_once_and_the_file_is_let_go(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 4 << 20, np.uint8)
+    shape = (2048, 512)  # F32
+    write_gguf(tmp_path / "m.gguf", {}, {"a": ("F32", shape, data), "v": ("F32", (64,), data[:256])})
+    gguf = GGUFFile.open(tmp_path / "m.gguf")
+    alive = weakref.ref(gguf)
+    weights = NativeWeights(gguf, ["a", "v"], _native.ThreadTeam(2))
+    assert mapped_pages_bytes(tmp_path / "m.gguf") < data.nbytes // 4
+    assert gguf.data("a").sum() == data.sum()  # the measure sees pages: these
+    assert mapped_pages_bytes(tmp_path / "m.gguf") >= data.nbytes
+    gguf.close()
+    del gguf
+    assert alive() is None
+    assert mapped_pages_bytes(tmp_path / "m.gguf") == 0
+    assert weights.nbytes == data.nbytes + 256
+    assert weights.has("v")
+    assert weights.matrix("a", *shape).rows == 2048
+
+
+@pytest.mark.parametrize("name", ["matrix", "vector"])
+def test_a_file_truncated_after_it_was_opened_is_an_error(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    shape = (3000, 64) if name == "matrix" else (192000,)
+    write_gguf(path, {}, {name: ("F32", shape, np.ones(shape, np.float32).view(np.uint8).reshape(-1))})
+    with GGUFFile.open(path) as gguf:
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(ModelFileError, match=rf"m\.gguf: the tensor '{name}' .*: the file ends in it; .*load it again"):
+            NativeWeights(gguf, [name], _native.ThreadTeam(2))
+
+
+def test_matrices_share_a_block_of_memory_and_it_must_be_large_enough(tmp_path: Path) -> None:
+    kind = (_native.WeightFormat.Q4_0, 9, 32)
+    size = _native.matrix_bytes(*kind)
+    assert size == 2 * 8 * 18 + 32  # two row blocks, 64-byte aligned
+    path = tmp_path / "rows"
+    path.write_bytes(bytes(9 * 18))
+    team, memory = _native.ThreadTeam(1), _native.WeightMemory(2 * size)
+    with path.open("rb") as file:
+        for _ in range(2):
+            assert _native.WeightMatrix.read(*kind, file.fileno(), 0, team, memory).nbytes == 2 * 8 * 18
+        with pytest.raises(ValueError, match="too small"):
+            _native.WeightMatrix.read(*kind, file.fileno(), 0, team, memory)
