@@ -301,7 +301,8 @@ def test_timings_add_up(model: Path) -> None:
         timings = output.timings
         assert timings is not None
         assert sum(timings[part] for part in PARTS) == pytest.approx(timings["e2e_s"], abs=1e-6)
-        n = len(output.outputs[0].token_ids)
+        n = timings["drawn_tokens"]
+        assert n == len(output.outputs[0].token_ids)
         assert timings["ttft_s"] + timings["tpot_s"] * (n - 1) == pytest.approx(timings["e2e_s"], abs=1e-6)
     totals = {part: sum(o.timings[part] for o in outputs if o.timings) for part in PARTS}
     assert min(totals.values()) > 0, totals

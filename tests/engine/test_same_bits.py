@@ -169,6 +169,19 @@ def test_prefix_hits_at_the_edges_of_blocks(tiny: Path, offset: int) -> None:  #
     assert hits >= 2
 
 
+def test_a_crowd_over_a_few_beginnings_in_a_scarce_pool(tiny: Path) -> None:  # known fault B115
+    """200 requests, 5 prefixes, room for about three of them: hits, evictions and waiting at once."""
+    prefixes = [random_tokens(1000 + i, 60) for i in range(5)]
+    crowd = [(prefixes[i % 5] + random_tokens(i, 1 + i % 20), replace(params_of(i, 6), seed=i % 3)) for i in range(200)]
+    alone = LLM(tiny, **ALONE)
+    expected = one_by_one(alone, crowd)
+    llm = LLM(tiny, kv_cache_memory_bytes=pool_bytes(alone, 2))
+    assert answers(llm, crowd) == expected
+    steps = llm._core.steps.latest()
+    assert steps[:, 7].sum() < sum(len(prompt) for prompt, _ in crowd) or len(llm._runner.layout.groups) > 1
+    assert llm._core.kv_cache.usage().cached_blocks > 0
+
+
 def preempting(scheduler: Scheduler, step: Iterator[int], at: int, victim: int) -> Callable[[float], SchedulerOutput]:
     """``scheduler.schedule`` that first preempts the ``victim``-th running request, in step ``at``."""
     schedule = scheduler.schedule

@@ -68,7 +68,7 @@ class RequestClock:
 def timings(
     timeline: Timeline, num_tokens: int, weight_bytes_per_step: int, read_bandwidth_bytes_per_s: float
 ) -> dict[str, float | int]:
-    """The ``timings`` object of an answer of ``num_tokens`` tokens (drawn in this process, those after a stop included).
+    """The ``timings`` object of an answer of ``num_tokens`` drawn tokens.
 
     read_bandwidth_bytes_per_s: 0 where it could not be measured.
     """
@@ -91,6 +91,7 @@ def timings(
         "others_prefill_s": timeline.others_prefill_s,
         "preempted_s": timeline.preempted_s,
         "engine_overhead_s": timeline.engine_overhead_s,
+        "drawn_tokens": num_tokens,
         "preemptions": timeline.num_preemptions,
         "weight_bytes_per_step": weight_bytes_per_step,
         "kv_bytes_per_step": round(kv_bytes),
