@@ -22,7 +22,7 @@ BUILD_REQUIRES = $(BIN)/python -c 'import tomllib; \
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
 	$(shell find src csrc -type f ! -name '*.pyc' ! -name '*.md' 2>/dev/null)
 
-.PHONY: demo test test-neon test-sanitizers lint types wheel-test check constraints clean
+.PHONY: demo test test-neon test-sanitizers lint types stub wheel-test check constraints clean
 
 demo: $(STAMPS)/installed
 	@$(BIN)/hotloop pull smollm2-135m >/dev/null
@@ -45,6 +45,10 @@ lint: $(STAMPS)/lint-tools
 
 types: $(STAMPS)/installed $(STAMPS)/lint-tools
 	$(BIN)/python -m mypy
+
+# The type stub of the extension module, after a change of its bindings.
+stub: $(STAMPS)/installed
+	$(BIN)/python -m nanobind.stubgen -q -m hotloop._native -o src/hotloop/_native.pyi
 
 # The wheel in an environment that has nothing else.
 wheel-test: $(STAMPS)/wheel

@@ -98,8 +98,9 @@ void ThreadTeam::publish_next_op() {
   // The last touch of the job: once the caller sees 0 tiles, it may return and start another one.
   word_.store(sequence << (2 * kTileBits) | static_cast<Word>(tiles) << kTileBits, std::memory_order_seq_cst);
   // A sleeper counts itself before it checks the word, so either it sees the new one or we see it here. A single tile is
-  // left to those who are awake; the end of the job must reach the caller.
-  if ((tiles != 1 || num_threads_ == 1) && sleepers_.load(std::memory_order_seq_cst) > 0) {
+  // left to those who are awake; the end of the job must reach the caller. In a process forked since there are no sleepers,
+  // but perhaps the mutex of one that was about to sleep, locked for ever.
+  if ((tiles != 1 || num_threads_ == 1) && sleepers_.load(std::memory_order_seq_cst) > 0 && getpid() == process_) {
     std::lock_guard<std::mutex> lock(sleep_mutex_);
     wake_->notify_all();
   }

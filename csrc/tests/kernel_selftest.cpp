@@ -51,14 +51,29 @@ bool finds_broken_kernels(const KernelTable& kernels) {
   return true;
 }
 
+// The yardsticks compute nothing of use, but they must run, and do the operations that they count.
+bool peaks_count_their_operations(const KernelTable& kernels) {
+  constexpr int64_t kRounds = 5, kLanes = 16;
+  alignas(64) float sink[kLanes];
+  const int64_t int8_ops = kernels.peak_int8(kRounds, sink);
+  const int64_t f32_ops = kernels.peak_f32(kRounds, sink);
+  // Each chain goes from 1 to 2 - 2^-rounds by x / 2 + 1; the sum of the chains says how many there were.
+  const float chains = sink[0] / (2.0f - 1.0f / (1 << kRounds));
+  bool good = int8_ops > 0 && kernels.peak_int8(2 * kRounds, sink) == 2 * int8_ops;
+  good = good && f32_ops == static_cast<int64_t>(chains) * kLanes * 2 * kRounds;
+  if (!good) std::printf("%s: peak_int8 or peak_f32 does not do the operations that it counts\n", kernels.name);
+  return good;
+}
+
+bool check_all(const KernelTable& kernels, uint64_t rounds) {
+  return check(kernels, rounds) && finds_broken_kernels(kernels) && peaks_count_their_operations(kernels);
+}
+
 int run(uint64_t rounds, const std::string& only) {
   std::printf("scalar: digest %016llx\n", static_cast<unsigned long long>(digest(scalar_kernels())));
   bool good = true;
-  if (!only.empty()) {
-    const KernelTable& kernels = select_kernels(only);
-    return check(kernels, rounds) && finds_broken_kernels(kernels) ? 0 : 1;
-  }
-  for (const KernelTable* kernels : usable_kernels()) good = check(*kernels, rounds) && finds_broken_kernels(*kernels) && good;
+  if (!only.empty()) return check_all(select_kernels(only), rounds) ? 0 : 1;
+  for (const KernelTable* kernels : usable_kernels()) good = check_all(*kernels, rounds) && good;
   return good ? 0 : 1;
 }
 
