@@ -144,7 +144,7 @@ def test_a_draw_that_fails_ends_its_request_and_no_other(core: EngineCore, monke
             results = draw(isa, logits, rows, **options)
             return [HotloopError("NaN") if r.state.draw_params.seed == 9 else d for r, d in zip(rows, results, strict=True)]
 
-        monkeypatch.setattr("hotloop.engine.core.draw", break_bb)
+        monkeypatch.setattr("hotloop.engine.faults.draw", break_bb)
         broken = request("bb")
         broken.seed = 9
         core.add([request("a"), broken, request("ccc")])

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.config import EngineConfig
+from hotloop.engine.accounts import Accounts, Live, token_deltas
 from hotloop.engine.arithmetic import own_arithmetic
 from hotloop.engine.batch_builder import BatchBuilder
+from hotloop.engine.faults import draw_rows, message_of
 from hotloop.engine.runner import Runner
-from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.errors import InvalidRequestError
 from hotloop.kv_cache.manager import KVCacheManager
-from hotloop.request import FinishReason, Request, RequestId, TokenDelta, TokenLogprobs
-from hotloop.sampling.draw import Draw, Row, draw
+from hotloop.request import FinishReason, Request, RequestId, TokenDelta
+from hotloop.sampling.draw import Draw, Row
 from hotloop.sampling.state import SamplerState
 from hotloop.scheduler.limits import SchedulerLimits
 from hotloop.scheduler.output import ScheduledRequest, SchedulerOutput
@@ -27,15 +29,6 @@ from hotloop.telemetry.steps import StepLog, StepRecord
 from hotloop.telemetry.timings import RequestClock
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """What the core holds of a request beside its blocks. sampler: from its first draw on."""
-
-    request: Request
-    clock: RequestClock
-    sampler: SamplerState | None = None
 
 
 class EngineCore:
@@ -63,8 +56,8 @@ class EngineCore:
             layout.block_sizes,
             max_requests=runner.max_num_seqs, max_tokens=runner.max_tokens, max_model_len=runner.max_model_len,
         )  # fmt: skip
-        self._kv_reads = [(layout.token_bytes(g), group.window) for g, group in enumerate(layout.groups)]
-        self._live: dict[RequestId, _Live] = {}
+        self._accounts = Accounts(layout)
+        self._live: dict[RequestId, Live] = {}
         self._unfinished: SchedulerOutput | None = None  # scheduled, and interrupted before anything changed
         self._is_changing = False
         self._reset()
@@ -111,7 +104,7 @@ class EngineCore:
             if request.request_id in self._live:
                 raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         for request in requests:
-            self._live[request.request_id] = _Live(request, RequestClock(request.arrival_s or time.perf_counter()))
+            self._live[request.request_id] = Live(request, RequestClock(request.arrival_s or time.perf_counter()))
         self.scheduler.add(requests)
 
     def abort(self, request_id: RequestId) -> None:
@@ -167,8 +160,13 @@ class EngineCore:
         if failed:
             output = self._without_the_dead(output)
         ended = self._append(output, owners, results)
-        num_decode, kv_bytes = self._account(output, start_s, time.perf_counter(), forwarded_s - built_s)
-        deltas += self._deltas(owners, results, ended)
+        end_s = time.perf_counter()
+        num_decode, kv_bytes = self._accounts.add_step(
+            self.steps.num_steps, output, self._live, start_s, end_s, forwarded_s - built_s
+        )
+        deltas += token_deltas(owners, results, ended)
+        for request_id in ended:
+            del self._live[request_id]
         self._is_changing = False
         num_tokens = len(batch.token_ids)
         self.steps.append(StepRecord(
@@ -227,15 +225,15 @@ class EngineCore:
                 if entry.draws:
                     rows[index] = logits[0]
             except Exception as its_own:
-                failed[entry.request.request_id] = _message(its_own)
+                failed[entry.request.request_id] = message_of(its_own)
             index += entry.draws
         return rows
 
     def _draw(
         self, output: SchedulerOutput, logits: NDArray[np.float32], failed: dict[RequestId, str]
-    ) -> tuple[list[_Live], list[Draw]]:
+    ) -> tuple[list[Live], list[Draw]]:
         """Tokens of the requests at their end, and of the choices that fork off them. Adds to ``failed``."""
-        owners: list[_Live] = []
+        owners: list[Live] = []
         rows: list[Row] = []
         logits_rows: list[int] = []
         index = -1
@@ -255,30 +253,14 @@ class EngineCore:
                 owners.append(live)
                 rows.append(Row(live.sampler, drawing.num_tokens))
                 logits_rows.append(index)
-        results = self._draw_rows(logits, rows, logits_rows)
-        drawn: list[tuple[_Live, Draw]] = []
+        results = draw_rows(self.runner.isa, logits, rows, logits_rows)
+        drawn: list[tuple[Live, Draw]] = []
         for live, result in zip(owners, results, strict=True):
             if isinstance(result, Draw):
                 drawn.append((live, result))
             else:
-                failed[live.request.request_id] = _message(result)
+                failed[live.request.request_id] = message_of(result)
         return [live for live, _ in drawn], [result for _, result in drawn]
-
-    def _draw_rows(
-        self, logits: NDArray[np.float32], rows: Sequence[Row], logits_rows: Sequence[int]
-    ) -> Sequence[Draw | Exception]:
-        """``draw``; should the whole of it fail, each row alone."""
-        try:
-            return draw(self.runner.isa, logits, rows, logits_rows=logits_rows)
-        except Exception:
-            _log.exception("drawing %d tokens failed", len(rows))
-        results: list[Draw | Exception] = []
-        for row, index in zip(rows, logits_rows, strict=True):
-            try:
-                results += draw(self.runner.isa, logits[index : index + 1], [row])
-            except Exception as error:
-                results.append(error)
-        return results
 
     def _sampler(self, request: Request) -> SamplerState:
         return SamplerState(
@@ -288,7 +270,7 @@ class EngineCore:
         )  # fmt: skip
 
     def _append(
-        self, output: SchedulerOutput, owners: Sequence[_Live], results: Sequence[Draw]
+        self, output: SchedulerOutput, owners: Sequence[Live], results: Sequence[Draw]
     ) -> dict[RequestId, FinishReason]:
         """Give the drawn tokens to their requests and the scheduler; returns who is at its end, and why."""
         tokens: dict[RequestId, list[int]] = {}
@@ -305,47 +287,6 @@ class EngineCore:
         self.scheduler.update(output, tokens, set(ended))
         return ended
 
-    def _account(self, output: SchedulerOutput, start_s: float, end_s: float, forward_s: float) -> tuple[int, int]:
-        """Add the step to its requests' clocks. Returns the number of decode tokens and the KV bytes they read."""
-        decodes = [
-            s.num_tokens == 1 and self._live[s.request.request_id].clock.first_token_s > 0 for s in output.scheduled
-        ]
-        num_tokens = sum(s.num_tokens for s in output.scheduled)
-        num_decode = sum(decodes)
-        num_prefill = num_tokens - num_decode
-        step = self.steps.num_steps
-        kv_bytes = 0
-        for entry, is_decode in zip(output.scheduled, decodes, strict=True):
-            clock = self._live[entry.request.request_id].clock
-            others = num_prefill if is_decode else num_prefill - entry.num_tokens
-            clock.add_step(step, start_s, end_s, forward_s, others / num_tokens, is_decode=is_decode)
-            if is_decode:
-                end = entry.start + 1
-                read = sum(size * (min(end, window) if window else end) for size, window in self._kv_reads)
-                clock.decode_kv_bytes += read
-                kv_bytes += read
-            if entry.draws:
-                clock.recomputes = False
-                for child in output.forks.get(entry.request.request_id, ()):
-                    fork = self._live[child.request_id].clock
-                    fork.add_step(step, start_s, end_s, forward_s, others / num_tokens, is_decode=False)
-        return num_decode, kv_bytes
-
-    def _deltas(
-        self, owners: Sequence[_Live], results: Sequence[Draw], ended: dict[RequestId, FinishReason]
-    ) -> list[TokenDelta]:
-        deltas = []
-        for live, result in zip(owners, results, strict=True):
-            request = live.request
-            request_id = request.request_id
-            timeline = live.clock.timeline(request.num_prefix_hit_tokens, request.num_preemptions)
-            logprobs: tuple[TokenLogprobs, ...] = () if result.logprobs is None else (result.logprobs,)
-            finish = ended.get(request_id)
-            deltas.append(TokenDelta(request_id, (result.token_id,), logprobs, finish, None, timeline))
-            if finish is not None:
-                del self._live[request_id]
-        return deltas
-
     # ---- ends -------------------------------------------------------------------------------------------------------
 
     def _expired(self, output: SchedulerOutput) -> list[TokenDelta]:
@@ -361,11 +302,3 @@ class EngineCore:
         deltas = [TokenDelta(request_id, (), (), None, message) for request_id in self._live]
         self._reset()
         return deltas
-
-
-def _message(error: Exception) -> str:
-    """What the client is told; the log keeps the traceback of what is no HotloopError."""
-    if isinstance(error, HotloopError):
-        return str(error)
-    _log.error("a request failed", exc_info=error)
-    return f"{type(error).__name__}: {error}"

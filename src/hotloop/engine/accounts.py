@@ -1,0 +1,80 @@
+"""What the core holds of live requests, and the account of their time and traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hotloop.kv_cache.layout import KVLayout
+from hotloop.request import FinishReason, Request, RequestId, TokenDelta, TokenLogprobs
+from hotloop.sampling.draw import Draw
+from hotloop.sampling.state import SamplerState
+from hotloop.scheduler.output import SchedulerOutput
+from hotloop.telemetry.timings import RequestClock
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """What the core holds of a request beside its blocks. sampler: from its first draw on."""
+
+    request: Request
+    clock: RequestClock
+    sampler: SamplerState | None = None
+
+
+class Accounts:
+    """Shares the time of each step out among its requests."""
+
+    def __init__(self, layout: KVLayout) -> None:
+        self._kv_reads = [(layout.token_bytes(g), group.window) for g, group in enumerate(layout.groups)]
+
+    def add_step(
+        self,
+        step: int,
+        output: SchedulerOutput,
+        live: Mapping[RequestId, Live],
+        start_s: float,
+        end_s: float,
+        forward_s: float,
+    ) -> tuple[int, int]:
+        """Add step number ``step`` to its requests' clocks. Returns the number of decode tokens and the KV bytes they read.
+
+        forward_s: of the time from start_s to end_s, the model.
+        """
+        decodes = [
+            s.num_tokens == 1 and live[s.request.request_id].clock.first_token_s > 0 for s in output.scheduled
+        ]
+        num_tokens = sum(s.num_tokens for s in output.scheduled)
+        num_decode = sum(decodes)
+        num_prefill = num_tokens - num_decode
+        kv_bytes = 0
+        for entry, is_decode in zip(output.scheduled, decodes, strict=True):
+            clock = live[entry.request.request_id].clock
+            others = num_prefill if is_decode else num_prefill - entry.num_tokens
+            clock.add_step(step, start_s, end_s, forward_s, others / num_tokens, is_decode=is_decode)
+            if is_decode:
+                end = entry.start + 1
+                read = sum(size * (min(end, window) if window else end) for size, window in self._kv_reads)
+                clock.decode_kv_bytes += read
+                kv_bytes += read
+            if entry.draws:
+                clock.recomputes = False
+                for child in output.forks.get(entry.request.request_id, ()):
+                    fork = live[child.request_id].clock
+                    fork.add_step(step, start_s, end_s, forward_s, others / num_tokens, is_decode=False)
+        return num_decode, kv_bytes
+
+
+def token_deltas(
+    owners: Sequence[Live], results: Sequence[Draw], ended: Mapping[RequestId, FinishReason]
+) -> list[TokenDelta]:
+    """What a step tells its clients of the tokens it drew."""
+    deltas = []
+    for live, result in zip(owners, results, strict=True):
+        request = live.request
+        request_id = request.request_id
+        timeline = live.clock.timeline(request.num_prefix_hit_tokens, request.num_preemptions)
+        logprobs: tuple[TokenLogprobs, ...] = () if result.logprobs is None else (result.logprobs,)
+        finish = ended.get(request_id)
+        deltas.append(TokenDelta(request_id, (result.token_id,), logprobs, finish, None, timeline))
+    return deltas

@@ -1,0 +1,39 @@
+"""Telling apart whose fault it was: draws one by one, and what a client is told of an exception."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.errors import HotloopError
+from hotloop.sampling.draw import Draw, Row, draw
+
+_log = logging.getLogger(__name__)
+
+
+def draw_rows(
+    isa: str, logits: NDArray[np.float32], rows: Sequence[Row], logits_rows: Sequence[int]
+) -> Sequence[Draw | Exception]:
+    """`sampling.draw.draw`; should the whole of it fail, each row alone."""
+    try:
+        return draw(isa, logits, rows, logits_rows=logits_rows)
+    except Exception:
+        _log.exception("drawing %d tokens failed", len(rows))
+    results: list[Draw | Exception] = []
+    for row, index in zip(rows, logits_rows, strict=True):
+        try:
+            results += draw(isa, logits[index : index + 1], [row])
+        except Exception as error:
+            results.append(error)
+    return results
+
+
+def message_of(error: Exception) -> str:
+    """What the client is told; the log keeps the traceback of what is no HotloopError."""
+    if isinstance(error, HotloopError):
+        return str(error)
+    _log.error("a request failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"
