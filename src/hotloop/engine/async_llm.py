@@ -20,7 +20,6 @@ from hotloop.engine.resume import Resume
 from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.request import RequestId, RequestOutput, Timeline, TokenDelta
 from hotloop.sampling_params import SamplingParams
-from hotloop.telemetry.ceilings import read_ceiling
 from hotloop.telemetry.timings import timings
 from hotloop.text.tokenizer import Tokenizer
 
@@ -45,7 +44,7 @@ class AsyncLLM:
         self._inputs = engine.inputs
         self._core = engine.core
         self._pump = DeltaPump(engine.client)
-        self._ceiling = read_ceiling(engine.runner.num_threads)
+        self._ceiling = engine.ceiling_bytes_per_s
         self._close = weakref.finalize(self, self._pump.close)
 
     @property

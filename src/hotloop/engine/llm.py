@@ -17,7 +17,6 @@ from hotloop.engine.router import DeltaRouter, Mailbox
 from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.request import RequestId, RequestOutput, Timeline
 from hotloop.sampling_params import SamplingParams
-from hotloop.telemetry.ceilings import read_ceiling
 from hotloop.telemetry.timings import timings
 from hotloop.text.tokenizer import Tokenizer
 
@@ -43,7 +42,7 @@ class LLM:
         self._core = engine.core
         self._client = engine.client
         self._router = DeltaRouter(engine.client)
-        self._ceiling: float | None = None
+        self._ceiling = engine.ceiling_bytes_per_s
 
     @property
     def config(self) -> EngineConfig:
@@ -235,8 +234,6 @@ class LLM:
                     yield key, answer
 
     def _timings(self, timeline: Timeline, num_tokens: int) -> dict[str, float | int]:
-        if self._ceiling is None:
-            self._ceiling = read_ceiling(self.num_threads)
         return timings(timeline, num_tokens, self._runner.weight_bytes_per_step, self._ceiling)
 
 

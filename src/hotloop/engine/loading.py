@@ -17,6 +17,7 @@ from hotloop.engine.core import EngineCore
 from hotloop.engine.inputs import InputProcessor
 from hotloop.engine.model_runner import ModelRunner
 from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.telemetry.ceilings import read_ceiling
 from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.catalog import entry_for
 from hotloop.weights.gguf import GGUFFile
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """config: as it was asked for; ``client.info`` has the resolved one."""
+    """config: as it was asked for; ``client.info`` has the resolved one. ceiling_bytes_per_s: see `read_ceiling`."""
 
     path: Path
     config: EngineConfig
@@ -35,6 +36,7 @@ class LoadedEngine:
     runner: ModelRunner
     core: EngineCore
     client: InProcessClient
+    ceiling_bytes_per_s: float
 
 
 def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
@@ -49,6 +51,7 @@ def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
         f.name: getattr(entry.sampling, f.name) for f in fields(entry.sampling)
         if getattr(entry.sampling, f.name) is not None
     }  # fmt: skip
+    ceiling = read_ceiling(config.num_threads)  # first: measuring takes memory that the weights are to have
     tokenizer, runner = _load(path, config)
     # What is left of the file's metadata and of building the tokenizer: tens of megabytes.
     gc.collect()
@@ -64,7 +67,7 @@ def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
     )  # fmt: skip
     _log.info("%s: %s", path.name, info)
     inputs = InputProcessor(tokenizer, runner.max_model_len, recommended=recommended, name=path.name)
-    return LoadedEngine(path, config, inputs, runner, core, InProcessClient(core, info))
+    return LoadedEngine(path, config, inputs, runner, core, InProcessClient(core, info), ceiling)
 
 
 def _load(path: Path, config: EngineConfig) -> tuple[Tokenizer, ModelRunner]:
