@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,20 +68,27 @@ def test_a_forked_process_has_an_engine_of_its_own(model: Path) -> None:
     expected = llm.generate(["hello", "the fox"], SAMPLED)
     stream = llm.stream("hello", SAMPLED)
     chunks = [next(stream)]
-    child = os.fork()
-    if child == 0:
-        try:
-            stream.close()  # else this process's next request would wait for it
-            same = llm.generate(["the fox"], SAMPLED)[0].outputs[0].token_ids == expected[1].outputs[0].token_ids
-            del stream, llm  # must not wait for threads that this process does not have
-            os._exit(0 if same else 1)
-        finally:
-            os._exit(2)
-    killer = threading.Timer(30, os.kill, (child, 9))
-    killer.start()
-    _, status = os.waitpid(child, 0)
-    killer.cancel()
-    assert os.waitstatus_to_exitcode(status) == 0
+    # Right after a step the team's threads are about to fall asleep: at some of these moments one holds a lock, or is on the
+    # list of the sleepers, and the child, which has no such threads, must not wait for it.
+    for delay_s in (0, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 0.1):
+        begin_s = time.perf_counter()
+        while time.perf_counter() - begin_s < delay_s:
+            pass
+        child = os.fork()
+        if child == 0:
+            try:
+                stream.close()  # else this process's next request would wait for it
+                same = llm.generate(["the fox"], SAMPLED)[0].outputs[0].token_ids == expected[1].outputs[0].token_ids
+                del stream, llm  # must not wait for threads that this process does not have
+                os._exit(0 if same else 1)
+            finally:
+                os._exit(2)
+        killer = threading.Timer(30, os.kill, (child, 9))
+        killer.start()
+        _, status = os.waitpid(child, 0)
+        killer.cancel()
+        assert os.waitstatus_to_exitcode(status) == 0
+        chunks.append(next(stream))
     chunks += stream  # the child's request has not touched this one's keys and values
     assert [i for c in chunks for i in c.token_ids] == expected[0].outputs[0].token_ids
 
