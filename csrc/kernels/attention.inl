@@ -32,6 +32,14 @@ HOTLOOP_INLINE void for_blocks(const AttentionArgs& a, int64_t span_begin, int b
   }
 }
 
+// Where the positions of a span lie, in bytes from the KV head's place in block 0.
+struct Locations {
+  RowRange range;  // positions that some row of the call sees
+  int64_t k_offset[kSpan];
+  int64_t v_offset[kSpan];
+  int64_t code_offset[kSpan / 16];  // int8 K, blocks of a multiple of 16: codes of a chunk
+};
+
 // The work space of one call: see attention_scratch_floats.
 struct Workspace {
   Tile tile;
@@ -39,9 +47,8 @@ struct Workspace {
   float* key_scale;
   float* value_scale;
   uint8_t* key_codes;  // of a span, gathered: [16 chunks, head_dim / 4, 16, 4]
-  int64_t k_offset[kSpan];
-  int64_t v_offset[kSpan];
-  int64_t code_offset[kSpan / 16];
+  int64_t gathered_offset[kSpan / 16];
+  Locations locations[2];  // of a span and of the one after it
 
   Workspace(const AttentionArgs& a, float* scratch) {
     const auto take = [&scratch](int64_t n) {
@@ -57,6 +64,7 @@ struct Workspace {
     key_scale = take(int64_t{kSpan} * key_groups(a.head_dim));
     value_scale = take(int64_t{kSpan} * value_groups(a.head_dim));
     key_codes = reinterpret_cast<uint8_t*>(take(int64_t{kSpan} * a.head_dim / 4));
+    for (int chunk = 0; chunk < kSpan / 16; ++chunk) gathered_offset[chunk] = int64_t{chunk} * a.head_dim * 16;
     query_scratch_ = scratch;
   }
 
@@ -93,59 +101,93 @@ HOTLOOP_INLINE void locate_rows(const AttentionArgs& a, KvDtype dtype, int64_t s
   });
 }
 
-// int8 K: where the codes of each chunk lie, gathered unless every chunk of 16 positions lies in one block.
-HOTLOOP_INLINE void locate_codes(const AttentionArgs& a, int64_t span_begin, int begin, int end, Workspace& work, SpanKv& kv) {
-  const bool whole_chunks = a.block_size % 16 == 0;
+// int8 K in blocks of a multiple of 16: where the codes of each chunk lie.
+HOTLOOP_INLINE void locate_codes(const AttentionArgs& a, int64_t span_begin, int begin, int end, int64_t* code_offset) {
   for_blocks(a, span_begin, begin, end, [&](int first, int count, int64_t block, int64_t slot) {
-    const int64_t codes = block * a.block_stride_bytes + slot * 4;
-    if (whole_chunks) {
-      for (int j = first & ~15; j < first + count; j += 16) work.code_offset[j / 16] = codes + (j - first) * 4;
-      return;
+    for (int j = first & ~15; j < first + count; j += 16) {
+      code_offset[j / 16] = block * a.block_stride_bytes + (slot + j - first) * 4;
     }
+  });
+}
+
+// int8 K in other blocks: the codes of each chunk, together.
+HOTLOOP_INLINE void gather_codes(const AttentionArgs& a, const uint8_t* k, int64_t span_begin, RowRange range, uint8_t* codes) {
+  for_blocks(a, span_begin, range.begin, range.end, [&](int first, int count, int64_t block, int64_t slot) {
     for (int64_t quad = 0; quad < a.head_dim / 4; ++quad) {
-      const uint8_t* src = kv.k + codes + quad * a.block_size * 4;
+      const uint8_t* src = k + block * a.block_stride_bytes + (quad * a.block_size + slot) * 4;
       for (int j = first; j < first + count; ++j, src += 4) {
-        __builtin_memcpy(work.key_codes + ((j / 16 * (a.head_dim / 4) + quad) * 16 + j % 16) * 4, src, 4);
+        __builtin_memcpy(codes + ((j / 16 * (a.head_dim / 4) + quad) * 16 + j % 16) * 4, src, 4);
       }
     }
   });
-  kv.quad_stride = int64_t{a.block_size} * 4;
-  if (!whole_chunks) {
-    kv.k = work.key_codes;
-    kv.quad_stride = 64;
-    for (int chunk = 0; chunk < kSpan / 16; ++chunk) work.code_offset[chunk] = int64_t{chunk} * a.head_dim * 16;
-  }
 }
 
-// Positions [begin, end) of the span, which some row of the call sees.
-HOTLOOP_INLINE SpanKv locate_span(const AttentionArgs& a, int32_t kv_head, int64_t span_begin, int begin, int end,
-                                  Workspace& work) {
-  const int64_t head_elements = int64_t{kv_head} * a.block_size * a.head_dim;
-  SpanKv kv{a.k + head_elements * kv_item_bytes(a.k_dtype), a.v + head_elements * kv_item_bytes(a.v_dtype),
-            work.k_offset, work.v_offset, work.code_offset, 0, work.key_scale, work.value_scale};
-  locate_rows(a, a.v_dtype, span_begin, begin, end, work.v_offset);
-  if (a.v_dtype == KvDtype::INT8) {
-    const int64_t groups = value_groups(a.head_dim);
-    const uint8_t* scales = a.v_scale + kv_head * groups * a.block_size * 2;
-    for_blocks(a, span_begin, begin, end, [&](int first, int count, int64_t block, int64_t slot) {
-      gather_scales(a, scales, groups, first, count, block, slot, work.value_scale);
+// One KV head of the call's cache, and what is asked of it.
+struct HeadKv {
+  const uint8_t *k, *v, *k_scale, *v_scale;  // its place in block 0
+  bool int8_keys, int8_values;
+  bool whole_chunks;  // every chunk of 16 positions lies in one block
+
+  HeadKv(const AttentionArgs& a, int64_t head)
+      : k(a.k + head * a.block_size * a.head_dim * kv_item_bytes(a.k_dtype)),
+        v(a.v + head * a.block_size * a.head_dim * kv_item_bytes(a.v_dtype)),
+        k_scale(a.k_scale + head * a.block_size * key_groups(a.head_dim) * 2),
+        v_scale(a.v_scale + head * a.block_size * value_groups(a.head_dim) * 2),
+        int8_keys(a.k_dtype == KvDtype::INT8),
+        int8_values(a.v_dtype == KvDtype::INT8),
+        whole_chunks(a.block_size % 16 == 0) {}
+};
+
+HOTLOOP_INLINE void fetch_scales(const AttentionArgs& a, const uint8_t* scales, int64_t groups, int64_t block) {
+  const uint8_t* p = scales + block * a.block_stride_bytes;
+  for (int64_t i = 0; i < groups * a.block_size * 2; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+// Where the positions of a span lie; its scales are on their way then.
+HOTLOOP_INLINE void locate_span(const AttentionArgs& a, const HeadKv& head, int64_t span_begin, RowRange range, Locations& to) {
+  to.range = range;
+  if (range.begin >= range.end) return;
+  locate_rows(a, a.v_dtype, span_begin, range.begin, range.end, to.v_offset);
+  if (!head.int8_keys && a.k_dtype != a.v_dtype) locate_rows(a, a.k_dtype, span_begin, range.begin, range.end, to.k_offset);
+  if (head.int8_keys && head.whole_chunks) locate_codes(a, span_begin, range.begin, range.end, to.code_offset);
+  if (!head.int8_values && !head.int8_keys) return;
+  for_blocks(a, span_begin, range.begin, range.end, [&](int, int, int64_t block, int64_t) {
+    if (head.int8_values) fetch_scales(a, head.v_scale, value_groups(a.head_dim), block);
+    if (head.int8_keys) fetch_scales(a, head.k_scale, key_groups(a.head_dim), block);
+  });
+}
+
+// A span's K and V as the tiles read them: scales, and codes of small blocks, are gathered into the work space.
+HOTLOOP_INLINE SpanKv open_span(const AttentionArgs& a, const HeadKv& head, int64_t span_begin, const Locations& at,
+                                Workspace& work) {
+  SpanKv kv{head.k, head.v, a.k_dtype == a.v_dtype ? at.v_offset : at.k_offset, at.v_offset, at.code_offset,
+            int64_t{a.block_size} * 4, work.key_scale, work.value_scale};
+  if (head.int8_values || head.int8_keys) {
+    for_blocks(a, span_begin, at.range.begin, at.range.end, [&](int first, int count, int64_t block, int64_t slot) {
+      if (head.int8_values) gather_scales(a, head.v_scale, value_groups(a.head_dim), first, count, block, slot, work.value_scale);
+      if (head.int8_keys) gather_scales(a, head.k_scale, key_groups(a.head_dim), first, count, block, slot, work.key_scale);
     });
   }
-  if (a.k_dtype != KvDtype::INT8) {
-    if (a.k_dtype == a.v_dtype) {
-      kv.k_offset = work.v_offset;
-    } else {
-      locate_rows(a, a.k_dtype, span_begin, begin, end, work.k_offset);
-    }
-    return kv;
+  if (head.int8_keys && !head.whole_chunks) {
+    gather_codes(a, head.k, span_begin, at.range, work.key_codes);
+    kv.k = work.key_codes;
+    kv.quad_stride = 64;
+    kv.code_offset = work.gathered_offset;
   }
-  const int64_t groups = key_groups(a.head_dim);
-  const uint8_t* scales = a.k_scale + kv_head * groups * a.block_size * 2;
-  for_blocks(a, span_begin, begin, end, [&](int first, int count, int64_t block, int64_t slot) {
-    gather_scales(a, scales, groups, first, count, block, slot, work.key_scale);
-  });
-  locate_codes(a, span_begin, begin, end, work, kv);
   return kv;
+}
+
+HOTLOOP_INLINE Ahead values_of(const AttentionArgs& a, const HeadKv& head, const Locations& at) {
+  return {head.v, at.v_offset, (a.head_dim * kv_item_bytes(a.v_dtype) + 63) / 64, 0, at.range.begin, at.range.end};
+}
+
+HOTLOOP_INLINE Ahead keys_of(const AttentionArgs& a, const HeadKv& head, const Locations& at) {
+  if (!head.int8_keys) {
+    const int64_t* offset = a.k_dtype == a.v_dtype ? at.v_offset : at.k_offset;
+    return {head.k, offset, (a.head_dim * kv_item_bytes(a.k_dtype) + 63) / 64, 0, at.range.begin, at.range.end};
+  }
+  if (!head.whole_chunks) return {};  // gathering reads them in one go
+  return {head.k, at.code_offset, a.head_dim / 4, int64_t{a.block_size} * 4, at.range.begin, at.range.end};
 }
 
 // ---- the walk over spans --------------------------------------------------------------------------------------------
@@ -194,23 +236,35 @@ HOTLOOP_INLINE void walk_spans(const AttentionArgs& a, int32_t kv_head, const Ru
   }
   if (span_begin < first / kSpan) span_begin = first / kSpan;
   if (span_end > last / kSpan + 1) span_end = last / kSpan + 1;
+  const HeadKv head(a, kv_head);
+  const auto seen = [](int64_t begin, int64_t end, int64_t span) {  // positions of [begin, end] in the span
+    const int64_t from = begin > span ? begin - span : 0, to = end + 1 - span < kSpan ? end + 1 - span : kSpan;
+    return RowRange{static_cast<int32_t>(from), static_cast<int32_t>(to)};
+  };
 
   for (int64_t index = span_begin; index < span_end; ++index) {
     const int64_t span = index * kSpan;
+    Locations& here = work.locations[index & 1];
+    Locations& next = work.locations[~index & 1];
+    if (index == span_begin) {
+      locate_span(a, head, span, seen(first, last, span), here);
+      const Ahead keys = keys_of(a, head, here);
+      for (int chunk = 0; chunk < kSpan; chunk += 16) fetch(keys, chunk, 16);
+    }
+    const bool has_next = index + 1 < span_end;
+    if (has_next) locate_span(a, head, span + kSpan, seen(first, last, span + kSpan), next);
+    const Ahead values = values_of(a, head, here), next_keys = has_next ? keys_of(a, head, next) : Ahead();
+    const SpanKv kv = open_span(a, head, span, here, work);
+
     int active[kAttentionRows];
     RowRange ranges[kAttentionRows];
-    int count = 0, begin = kSpan, end = 0;
+    int count = 0;
     for (int r = 0; r < num_rows; ++r) {
-      const int64_t from = rows[r].first > span ? rows[r].first - span : 0;
-      const int64_t to = rows[r].last + 1 - span < kSpan ? rows[r].last + 1 - span : kSpan;
-      if (from >= to) continue;
+      const RowRange range = seen(rows[r].first, rows[r].last, span);
+      if (range.begin >= range.end) continue;
       active[count] = r;
-      ranges[count++] = {static_cast<int32_t>(from), static_cast<int32_t>(to)};
-      if (from < begin) begin = static_cast<int>(from);
-      if (to > end) end = static_cast<int>(to);
+      ranges[count++] = range;
     }
-    if (count == 0) continue;
-    const SpanKv kv = locate_span(a, kv_head, span, begin, end, work);
     const int tiles = (count + kTileRows - 1) / kTileRows;
     for (int t = 0, done = 0; t < tiles; ++t) {
       const int size = (count - done + tiles - t - 1) / (tiles - t);  // as even as possible
@@ -220,7 +274,7 @@ HOTLOOP_INLINE void walk_spans(const AttentionArgs& a, int32_t kv_head, const Ru
         tile.codes[r] = work.codes[row];
         tile.range[r] = ranges[done + r];
       }
-      attend_tile(a, kv, size, tile);
+      attend_tile(a, kv, t == 0 ? values : Ahead(), t == 0 ? next_keys : Ahead(), size, tile);
       for (int r = 0; r < size; ++r) take(active[done + r], index, tile.m[r], tile.l[r], tile.o[r]);
       done += size;
     }

@@ -20,18 +20,22 @@ struct Tile {
   float m[kTileRows], l[kTileRows];
 };
 
+constexpr int kFetchedTogether = 4;  // positions: a few lines at a time, so that the processor need not wait for them
+
 // o[row][d] = fma(p[row][j], v_j[d], o[row][d]) for j ascending in [begin, end), R rows, C chunks of 16 d at a time.
 template <int R, int C, typename Element>
 HOTLOOP_INLINE void add_values_chunk(const float* const* p, const SpanKv& kv, int64_t d, int begin, int end,
-                                     float* const* o) {
+                                     const Ahead& ahead, float* const* o) {
   const float* weights[R];
   for (int r = 0; r < R; ++r) weights[r] = p[r];
   F32x16 sum[R][C];
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < C; ++c) sum[r][c] = load(o[r] + d + 16 * c);
   }
+  const bool fetching = d == 0 && ahead.base != nullptr;
   for (int j = begin; j < end; ++j) {
     const Element* row = reinterpret_cast<const Element*>(kv.v + kv.v_offset[j]) + d;
+    if (fetching && j % kFetchedTogether == 0) fetch(ahead, j, kFetchedTogether);
 #ifdef HOTLOOP_SIMD_AVX512
     F32x16 x[C];
     for (int c = 0; c < C; ++c) x[c] = load_kv(row + 16 * c);
@@ -64,7 +68,7 @@ constexpr int kValueChunks = R == 1 ? 4 : R <= 3 ? 2 : 1;
 // Positions [begin, end) of the span. p: per row [value groups, 256] for int8, [256] otherwise.
 template <int R, typename Element>
 HOTLOOP_INLINE void add_values(const float* const* p, const SpanKv& kv, int64_t head_dim, int begin, int end,
-                               float* const* o) {
+                               float* const* o, const Ahead& ahead) {
   constexpr int kStep = 32;  // positions whose V stays in the first-level cache while d advances
   constexpr int kChunks = kValueChunks<R>;
   static_assert(kValueGroup % (16 * kChunks) == 0, "the chunks of one call have one weight");
@@ -77,12 +81,12 @@ HOTLOOP_INLINE void add_values(const float* const* p, const SpanKv& kv, int64_t 
     };
     for (; d + 16 * kChunks <= head_dim; d += 16 * kChunks) {
       of_group();
-      add_values_chunk<R, kChunks, Element>(weights, kv, d, j, stop, o);
+      add_values_chunk<R, kChunks, Element>(weights, kv, d, j, stop, ahead, o);
     }
     if constexpr (kChunks > 1) {
       for (; d < head_dim; d += 16) {
         of_group();
-        add_values_chunk<R, 1, Element>(weights, kv, d, j, stop, o);
+        add_values_chunk<R, 1, Element>(weights, kv, d, j, stop, ahead, o);
       }
     }
   }
@@ -103,14 +107,32 @@ HOTLOOP_INLINE F32x16 finish_scores(const AttentionArgs& a, const F32x16& dots, 
   return max(largest, s);
 }
 
+#ifdef HOTLOOP_SIMD_AVX512
+constexpr int kExpVectors = 4;
+#else
+constexpr int kExpVectors = 2;
+#endif
+
+template <int N>
+HOTLOOP_INLINE void exponentials_of(float* scores, const F32x16& m, F32x16& sum) {
+  F32x16 x[N], p[N];
+  for (int i = 0; i < N; ++i) x[i] = load(scores + 16 * i) - m;
+  exp(x, p);
+  for (int i = 0; i < N; ++i) {
+    store(scores + 16 * i, p[i]);
+    sum = sum + p[i];  // absent lanes hold exp(-inf) = 0, and x + 0 = x
+  }
+}
+
 // p_j = exp(s_j - m) in place of the scores, and their sum.
 HOTLOOP_INLINE float exponentials(float* scores, RowRange range, float m) {
   F32x16 sum = broadcast(0.0f);
-  for (int chunk = range.begin & ~15; chunk < range.end; chunk += 16) {
-    const F32x16 p = exp(load(scores + chunk) - broadcast(m));
-    store(scores + chunk, p);
-    sum = sum + p;  // absent lanes hold exp(-inf) = 0, and x + 0 = x
+  const F32x16 largest = broadcast(m);
+  int chunk = range.begin & ~15;
+  for (; chunk + 16 * kExpVectors <= ((range.end + 15) & ~15); chunk += 16 * kExpVectors) {
+    exponentials_of<kExpVectors>(scores + chunk, largest, sum);
   }
+  for (; chunk < range.end; chunk += 16) exponentials_of<1>(scores + chunk, largest, sum);
   return horizontal_sum(sum);
 }
 
@@ -130,11 +152,11 @@ HOTLOOP_INLINE int sooner(int x, int y) { return x < y ? x : y; }
 // One row, out of line: the ragged edges of a tile are few.
 template <typename Element>
 __attribute__((noinline)) void fold_row(const float* q, const SpanKv& kv, int64_t head_dim, int begin, int end, float* folded) {
-  fold_dots<1, Element>(&q, kv, head_dim, begin, end, reinterpret_cast<float (*)[64]>(folded));
+  fold_dots<1, Element>(&q, kv, head_dim, begin, end, Ahead(), reinterpret_cast<float (*)[64]>(folded));
 }
 template <typename Element>
 __attribute__((noinline)) void add_row_values(const float* p, const SpanKv& kv, int64_t head_dim, int begin, int end, float* o) {
-  add_values<1, Element>(&p, kv, head_dim, begin, end, &o);
+  add_values<1, Element>(&p, kv, head_dim, begin, end, &o, Ahead());
 }
 
 // What R rows see: all of them, and any of them.
@@ -155,8 +177,8 @@ HOTLOOP_INLINE SharedRanges shared_ranges(const Tile& tile) {
 
 // Positions all rows see are computed for R rows at once, the others (a ragged edge) for the rows that see them.
 template <int R, typename Element>
-HOTLOOP_INLINE void float_scores(const AttentionArgs& a, const SpanKv& kv, const SharedRanges& shared, Tile& tile,
-                                 F32x16 (&largest)[R]) {
+HOTLOOP_INLINE void float_scores(const AttentionArgs& a, const SpanKv& kv, const SharedRanges& shared, const Ahead& ahead,
+                                 Tile& tile, F32x16 (&largest)[R]) {
   const RowRange all = shared.all, any = shared.any;
   alignas(64) float folded[R][64];
   for (int r = 0; r < R; ++r) {
@@ -164,7 +186,7 @@ HOTLOOP_INLINE void float_scores(const AttentionArgs& a, const SpanKv& kv, const
   }
   for (int chunk = any.begin & ~15; chunk < any.end; chunk += 16) {
     const int begin = later(all.begin, chunk), end = sooner(all.end, chunk + 16);
-    if (begin < end) fold_dots<R, Element>(tile.q, kv, a.head_dim, begin, end, folded);
+    if (begin < end) fold_dots<R, Element>(tile.q, kv, a.head_dim, begin, end, ahead, folded);
     for (int r = 0; r < R; ++r) {
       const RowRange range = tile.range[r];
       if (range.begin >= chunk + 16 || range.end <= chunk) continue;
@@ -180,8 +202,10 @@ HOTLOOP_INLINE void float_scores(const AttentionArgs& a, const SpanKv& kv, const
 }
 
 template <int R>
-HOTLOOP_INLINE void int8_scores(const AttentionArgs& a, const SpanKv& kv, RowRange any, Tile& tile, F32x16 (&largest)[R]) {
+HOTLOOP_INLINE void int8_scores(const AttentionArgs& a, const SpanKv& kv, RowRange any, const Ahead& ahead, Tile& tile,
+                                F32x16 (&largest)[R]) {
   for (int chunk = any.begin & ~15; chunk < any.end; chunk += 16) {
+    fetch(ahead, chunk, 16);
     F32x16 dots[R];
     code_scores<R>(tile.codes, kv, a.head_dim, chunk, dots);
     for (int r = 0; r < R; ++r) {
@@ -194,14 +218,14 @@ HOTLOOP_INLINE void int8_scores(const AttentionArgs& a, const SpanKv& kv, RowRan
 
 // Scores, then p, m and l of R rows.
 template <int R, typename Element>
-__attribute__((noinline)) void tile_scores(const AttentionArgs& a, const SpanKv& kv, Tile& tile) {
+__attribute__((noinline)) void tile_scores(const AttentionArgs& a, const SpanKv& kv, const Ahead& ahead, Tile& tile) {
   const SharedRanges shared = shared_ranges<R>(tile);
   F32x16 largest[R];
   for (int r = 0; r < R; ++r) largest[r] = broadcast(-kInfinity);
   if constexpr (kIsInt8<Element>) {
-    int8_scores<R>(a, kv, shared.any, tile, largest);
+    int8_scores<R>(a, kv, shared.any, ahead, tile, largest);
   } else {
-    float_scores<R, Element>(a, kv, shared, tile, largest);
+    float_scores<R, Element>(a, kv, shared, ahead, tile, largest);
   }
   for (int r = 0; r < R; ++r) {
     tile.m[r] = horizontal_max(largest[r]);
@@ -211,7 +235,7 @@ __attribute__((noinline)) void tile_scores(const AttentionArgs& a, const SpanKv&
 
 // o of R rows from their p.
 template <int R, typename Element>
-__attribute__((noinline)) void tile_values(const AttentionArgs& a, const SpanKv& kv, Tile& tile) {
+__attribute__((noinline)) void tile_values(const AttentionArgs& a, const SpanKv& kv, const Ahead& ahead, Tile& tile) {
   const RowRange all = shared_ranges<R>(tile).all;
   float* const* weights = kIsInt8<Element> ? tile.weights : tile.scores;
   for (int r = 0; r < R; ++r) {
@@ -222,7 +246,7 @@ __attribute__((noinline)) void tile_values(const AttentionArgs& a, const SpanKv&
       add_row_values<Element>(weights[r], kv, a.head_dim, tile.range[r].begin, end, tile.o[r]);
     }
   }
-  if (all.begin < all.end) add_values<R, Element>(weights, kv, a.head_dim, all.begin, all.end, tile.o);
+  if (all.begin < all.end) add_values<R, Element>(weights, kv, a.head_dim, all.begin, all.end, tile.o, ahead);
   for (int r = 0; R > 1 && r < R; ++r) {
     const int begin = later(tile.range[r].begin, all.end);
     if (begin < tile.range[r].end) {
@@ -233,32 +257,34 @@ __attribute__((noinline)) void tile_values(const AttentionArgs& a, const SpanKv&
 
 // Both for a number of rows known at run time, at most R.
 template <int R, typename Element>
-void scores_of_rows(const AttentionArgs& a, const SpanKv& kv, int rows, Tile& tile) {
+void scores_of_rows(const AttentionArgs& a, const SpanKv& kv, const Ahead& ahead, int rows, Tile& tile) {
   if constexpr (R > 1) {
-    if (rows < R) return scores_of_rows<R - 1, Element>(a, kv, rows, tile);
+    if (rows < R) return scores_of_rows<R - 1, Element>(a, kv, ahead, rows, tile);
   }
-  tile_scores<R, Element>(a, kv, tile);
+  tile_scores<R, Element>(a, kv, ahead, tile);
 }
 template <int R, typename Element>
-void values_of_rows(const AttentionArgs& a, const SpanKv& kv, int rows, Tile& tile) {
+void values_of_rows(const AttentionArgs& a, const SpanKv& kv, const Ahead& ahead, int rows, Tile& tile) {
   if constexpr (R > 1) {
-    if (rows < R) return values_of_rows<R - 1, Element>(a, kv, rows, tile);
+    if (rows < R) return values_of_rows<R - 1, Element>(a, kv, ahead, rows, tile);
   }
-  tile_values<R, Element>(a, kv, tile);
+  tile_values<R, Element>(a, kv, ahead, tile);
 }
 
-void attend_tile(const AttentionArgs& a, const SpanKv& kv, int rows, Tile& tile) {
+// values: V of the span, fetched while the scores are computed; next_keys: K of the span after it, fetched while V is added.
+void attend_tile(const AttentionArgs& a, const SpanKv& kv, const Ahead& values, const Ahead& next_keys, int rows,
+                 Tile& tile) {
   switch (a.k_dtype) {
-    case KvDtype::F32: scores_of_rows<kTileRows, float>(a, kv, rows, tile); break;
-    case KvDtype::F16: scores_of_rows<kTileRows, Half>(a, kv, rows, tile); break;
-    case KvDtype::BF16: scores_of_rows<kTileRows, Brain>(a, kv, rows, tile); break;
-    case KvDtype::INT8: scores_of_rows<kTileRows, int8_t>(a, kv, rows, tile); break;
+    case KvDtype::F32: scores_of_rows<kTileRows, float>(a, kv, values, rows, tile); break;
+    case KvDtype::F16: scores_of_rows<kTileRows, Half>(a, kv, values, rows, tile); break;
+    case KvDtype::BF16: scores_of_rows<kTileRows, Brain>(a, kv, values, rows, tile); break;
+    case KvDtype::INT8: scores_of_rows<kTileRows, int8_t>(a, kv, values, rows, tile); break;
   }
   switch (a.v_dtype) {
-    case KvDtype::F32: values_of_rows<kTileRows, float>(a, kv, rows, tile); break;
-    case KvDtype::F16: values_of_rows<kTileRows, Half>(a, kv, rows, tile); break;
-    case KvDtype::BF16: values_of_rows<kTileRows, Brain>(a, kv, rows, tile); break;
-    case KvDtype::INT8: values_of_rows<kTileRows, int8_t>(a, kv, rows, tile); break;
+    case KvDtype::F32: values_of_rows<kTileRows, float>(a, kv, next_keys, rows, tile); break;
+    case KvDtype::F16: values_of_rows<kTileRows, Half>(a, kv, next_keys, rows, tile); break;
+    case KvDtype::BF16: values_of_rows<kTileRows, Brain>(a, kv, next_keys, rows, tile); break;
+    case KvDtype::INT8: values_of_rows<kTileRows, int8_t>(a, kv, next_keys, rows, tile); break;
   }
 }
 

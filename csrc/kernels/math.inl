@@ -16,24 +16,38 @@ HOTLOOP_INLINE F32x16 power_of_two(const U32x16& exponent) {  // exponent: int32
   return from_bits(shift_left<23>(exponent + broadcast_u32(127)));
 }
 
-// e^x, error <= 1 ulp. x = n ln2 + r, |r| <= ln2 / 2; e^r = 1 + r + r^2 q(r); the scaling by 2^n is done in two exact
-// halves, so that only the last product rounds (denormal results included). exp(-inf) = 0, exp(NaN) = NaN.
-HOTLOOP_INLINE F32x16 exp(const F32x16& argument) {
+// e^x of N vectors, error <= 1 ulp. x = n ln2 + r, |r| <= ln2 / 2; e^r = 1 + r + r^2 q(r); the scaling by 2^n is done in
+// two exact halves, so that only the last product rounds (denormal results included). exp(-inf) = 0, exp(NaN) = NaN.
+// It is one long chain: N of them step by step keep the processor busy where N one after the other would not.
+template <int N>
+HOTLOOP_INLINE void exp(const F32x16 (&argument)[N], F32x16 (&out)[N]) {
+  constexpr float kCoefficients[] = {0x1.123a2p-7f, 0x1.5558f4p-5f, 0x1.555492p-3f, 0x1.fffffcp-2f};
+  F32x16 x[N], shifted[N], r[N], q[N];
+#define HOTLOOP_EACH for (int i = 0; i < N; ++i)
   // NaN is the second operand: it comes through. Past the bounds the result is 0 or infinity anyway.
-  const F32x16 x = min(broadcast(100.0f), max(broadcast(-150.0f), argument));
-  const F32x16 shifted = fma(x, broadcast(0x1.715476p0f), kRoundToInteger);
-  const F32x16 n = shifted - broadcast(kRoundToInteger);
-  F32x16 r = fma(n, broadcast(-0x1.62e4p-1f), x);         // ln2, leading bits: the product is exact
-  r = fma(n, broadcast(-0x1.7f7d1cp-20f), r);             // ln2, the rest
-  F32x16 q = broadcast(0x1.6a23c2p-10f);
-  q = fma(q, r, 0x1.123a2p-7f);
-  q = fma(q, r, 0x1.5558f4p-5f);
-  q = fma(q, r, 0x1.555492p-3f);
-  q = fma(q, r, 0x1.fffffcp-2f);
-  const F32x16 e = fma(q, r * r, r) + broadcast(1.0f);
-  const U32x16 exponent = bits(shifted) - broadcast_u32(kRoundToIntegerBits);
-  const U32x16 half = shift_right_signed<1>(exponent);
-  return e * power_of_two(half) * power_of_two(exponent - half);
+  HOTLOOP_EACH x[i] = min(broadcast(100.0f), max(broadcast(-150.0f), argument[i]));
+  HOTLOOP_EACH shifted[i] = fma(x[i], broadcast(0x1.715476p0f), kRoundToInteger);
+  HOTLOOP_EACH r[i] = shifted[i] - broadcast(kRoundToInteger);
+  HOTLOOP_EACH x[i] = fma(r[i], broadcast(-0x1.62e4p-1f), x[i]);    // ln2, leading bits: the product is exact
+  HOTLOOP_EACH r[i] = fma(r[i], broadcast(-0x1.7f7d1cp-20f), x[i]);  // ln2, the rest
+  HOTLOOP_EACH q[i] = broadcast(0x1.6a23c2p-10f);
+  for (const float c : kCoefficients) {
+    HOTLOOP_EACH q[i] = fma(q[i], r[i], c);
+  }
+  HOTLOOP_EACH x[i] = r[i] * r[i];
+  HOTLOOP_EACH q[i] = fma(q[i], x[i], r[i]) + broadcast(1.0f);
+  U32x16 exponent[N], half[N];
+  HOTLOOP_EACH exponent[i] = bits(shifted[i]) - broadcast_u32(kRoundToIntegerBits);
+  HOTLOOP_EACH half[i] = shift_right_signed<1>(exponent[i]);
+  HOTLOOP_EACH q[i] = q[i] * power_of_two(half[i]);
+  HOTLOOP_EACH out[i] = q[i] * power_of_two(exponent[i] - half[i]);
+#undef HOTLOOP_EACH
+}
+HOTLOOP_INLINE F32x16 exp(const F32x16& x) {
+  const F32x16 argument[1] = {x};
+  F32x16 out[1];
+  exp(argument, out);
+  return out[0];
 }
 
 // log(1 + f) + e ln2 for f in [sqrt(1/2) - 1, sqrt(2) - 1]: f - f^2 / 2 + f^3 P(f).

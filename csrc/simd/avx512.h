@@ -164,16 +164,13 @@ HOTLOOP_INLINE __m128 fold(const F32x16& v) {
 HOTLOOP_INLINE void store_folded(float* p, const F32x16& v) { _mm_storeu_ps(p, fold(v)); }
 template <int N>
 HOTLOOP_INLINE void store_folded(float* p, const F32x16 (&v)[N]) {
-  // Of two vectors: lanes i and i + 8 of each; of two such: lanes i and i + 4.
-  const auto first_fold = [](const F32x16& a, const F32x16& b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x44), _mm512_shuffle_f32x4(a.v, b.v, 0xee));
-  };
+  const auto eight = [](const F32x16& x) { return _mm256_add_ps(_mm512_castps512_ps256(x.v), upper_half(x)); };
   int i = 0;
-  for (; i + 4 <= N; i += 4) {
-    const __m512 a = first_fold(v[i], v[i + 1]), b = first_fold(v[i + 2], v[i + 3]);
-    _mm512_storeu_ps(p + 4 * i, _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)));
+  for (; i + 2 <= N; i += 2) {
+    const __m256 a = eight(v[i]), b = eight(v[i + 1]);
+    _mm256_storeu_ps(p + 4 * i, _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)));
   }
-  for (; i < N; ++i) store_folded(p + 4 * i, v[i]);
+  if (i < N) store_folded(p + 4 * i, v[i]);
 }
 HOTLOOP_INLINE __m512 add_halves(const float* p) {  // 8 quadruples: [q0 + q2, q1 + q3] of each
   const __m512d a = _mm512_castps_pd(_mm512_loadu_ps(p)), b = _mm512_castps_pd(_mm512_loadu_ps(p + 16));

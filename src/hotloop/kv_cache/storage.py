@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ class KVStorage:
             raise CapacityError(
                 f"no memory for a KV pool of {size} bytes ({error}); lower max_model_len or kv_cache_memory_bytes"
             ) from None
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # blocks lie anywhere: with small pages, every one costs a page walk
+                memory.madvise(mmap.MADV_HUGEPAGE)
         return cls(layout, num_blocks, np.frombuffer(memory, np.uint8))
 
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
