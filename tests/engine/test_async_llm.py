@@ -1,6 +1,7 @@
 """AsyncLLM: many coroutines at once, cancellation, idleness, and what happens when the engine's thread fails."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from engine.engines import GREEDY, assert_core_idle
 from hotloop import LLM, AsyncLLM, SamplingParams, StreamChunk
 from hotloop.engine.resume import Resume
 from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.request import TokenDelta
 
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 
@@ -120,6 +122,83 @@ def test_errors_come_before_anything_runs(engine: AsyncLLM) -> None:
         assert (await engine.answer("hello", GREEDY)).finished
 
     asyncio.run(main())
+    assert_async_idle(engine)
+
+
+def test_a_name_is_free_as_soon_as_its_request_is_given_up(
+    engine: AsyncLLM, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the step of the old one still runs: its delta is not the new one's."""
+    step = engine._core.step
+    drawn, go_on = threading.Event(), threading.Event()
+
+    def slow_step() -> list[TokenDelta]:
+        deltas = step()
+        drawn.set()
+        go_on.wait(10)
+        return deltas
+
+    async def main() -> list[int]:
+        first = engine.generate("hello", LONG, request_id="mine")
+        await anext(first)
+        monkeypatch.setattr(engine._core, "step", slow_step)
+        await asyncio.to_thread(drawn.wait, 10)
+        await first.aclose()
+        second = asyncio.create_task(engine.answer("fox", GREEDY, request_id="mine"))
+        await asyncio.sleep(0)
+        go_on.set()
+        answer = await second
+        assert answer.request_id == "mine"
+        return answer.outputs[0].token_ids
+
+    assert asyncio.run(main()) == llm.generate("fox", GREEDY)[0].outputs[0].token_ids
+    assert not engine._pump._named
+    assert_async_idle(engine)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cache_salt": None}, {"cache_salt": b"a"}, {"cache_salt": "\ud800"}, {"priority": "high"}, {"priority": None},
+        {"timeout_s": "1"}, {"timeout_s": float("nan")}, {"request_id": 5}, {"request_id": ["a"]},
+    ],
+)  # fmt: skip
+def test_options_that_would_break_the_step_of_all_are_refused(engine: AsyncLLM, options: dict[str, Any]) -> None:
+    async def main() -> None:
+        other = asyncio.create_task(engine.answer("hello", GREEDY))
+        for prompt in ("fox", Resume([5, 6], [7], GREEDY, 3)):
+            with pytest.raises(InvalidRequestError, match=next(iter(options))):
+                await engine.answer(prompt, **options)
+        assert (await other).finished
+
+    asyncio.run(main())
+    assert_async_idle(engine)
+
+
+@pytest.mark.parametrize(
+    ("resume", "message"),
+    [
+        (Resume([5], [6], GREEDY, 1.5), "seed"),  # type: ignore[arg-type]
+        (Resume([5], [6], GREEDY, 2**64), "seed"),
+        (Resume([5], [6], GREEDY, 1, choice=-1), "choice"),
+        (Resume([5], [True], GREEDY, 1), "output_ids"),
+        (Resume("ab", [6], GREEDY, 1), "prompt_ids"),  # type: ignore[arg-type]
+        (Resume(None, [6], GREEDY, 1), "prompt_ids"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_no_request_can_have_been_is_not_resumed(engine: AsyncLLM, resume: Resume, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        asyncio.run(engine.answer(resume))
+    assert_async_idle(engine)
+
+
+def test_a_resumed_request_has_options_too(engine: AsyncLLM) -> None:
+    resume = Resume([5, 6], [7], LONG, 3)
+    with pytest.raises(HotloopError, match="deadline"):
+        asyncio.run(engine.answer(resume, timeout_s=0))
+    with pytest.raises(InvalidRequestError, match="sampling_params"):
+        asyncio.run(engine.answer(resume, GREEDY))
+    assert asyncio.run(engine.answer(resume, request_id="mine")).request_id == "mine"
     assert_async_idle(engine)
 
 

@@ -80,7 +80,11 @@ class AsyncLLM:
         Raises: InvalidRequestError, CapacityError before anything runs; HotloopError if the request ends with an error.
         """
         if isinstance(prompt, Resume):
-            ask = self._inputs.resume(prompt, request_id=request_id)
+            if sampling_params is not None:
+                raise InvalidRequestError("a Resume has its sampling parameters with it; leave sampling_params out")
+            ask = self._inputs.resume(
+                prompt, request_id=request_id, priority=priority, timeout_s=timeout_s, cache_salt=cache_salt
+            )
         else:
 
             def make() -> Ask:
@@ -101,7 +105,7 @@ class AsyncLLM:
                     for chunk in chunks:
                         yield chunk
         finally:
-            self._pump.close_requests([request.request_id for request in ask.requests])
+            self._pump.close_ask(ask)
 
     async def answer(
         self, prompt: Prompt | Resume, sampling_params: SamplingParams | None = None, **options: Any
@@ -167,6 +171,7 @@ class DeltaPump:
         self.client = client
         self._lock = threading.Lock()
         self._streams: dict[RequestId, DeltaStream] = {}
+        self._named: dict[str, RequestId] = {}  # the name of a prompt -> its first request
         self._failure: str | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
@@ -190,12 +195,20 @@ class DeltaPump:
         with self._lock:
             if self._failure is not None:
                 raise HotloopError(self._failure)
-            for request in ask.requests:
-                if request.request_id in self._streams:
-                    raise InvalidRequestError(f"request id {request.request_id!r} is in use; choose another")
+            if self._named.get(ask.name) in self._streams:
+                raise InvalidRequestError(f"request id {ask.name!r} is in use; choose another")
+            self._named[ask.name] = ask.requests[0].request_id
             self._streams |= {request.request_id: stream for request in ask.requests}
         self.client.add(ask.requests)
         return stream
+
+    def close_ask(self, ask: Ask) -> None:
+        """Nobody reads it any more; its name is free."""
+        first = ask.requests[0].request_id
+        with self._lock:
+            if self._named.get(ask.name) == first:
+                del self._named[ask.name]
+        self.close_requests([request.request_id for request in ask.requests])
 
     def close_requests(self, request_ids: Sequence[RequestId]) -> None:
         """Those that have not ended leave the engine before its next step."""

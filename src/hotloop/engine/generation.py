@@ -80,7 +80,7 @@ class Generation:
         first = ask.requests[0]
         outputs = [choice.output for choice in self._choices.values()]
         self.output = RequestOutput(
-            first.request_id, ask.text, list(first.prompt_token_ids), outputs, False, first.seed
+            RequestId(ask.name), ask.text, list(first.prompt_token_ids), outputs, False, first.seed
         )
 
     @property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 from hotloop.engine.resume import Resume
 from hotloop.errors import InvalidRequestError
 from hotloop.request import Request, RequestId
-from hotloop.sampling_params import SamplingParams
+from hotloop.sampling_params import MAX_CHOICES, SamplingParams
 from hotloop.text.chat_template import ChatTemplate, encode_chat
 from hotloop.text.tokenizer import Tokenizer
 
@@ -24,8 +25,13 @@ _SEED_BITS = 53  # any JSON reader holds such an integer exactly
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt on its way: its text if it was one, and a request for each of its choices, choice 0 first."""
+    """A prompt on its way: its name, its text if it was one, and a request for each of its choices, choice 0 first.
 
+    The requests' ids are not the name but unlike all before them: the engine may still be at work on one of that name that
+    was given up just now.
+    """
+
+    name: str
     text: str | None
     requests: list[Request]
 
@@ -63,12 +69,12 @@ class InputProcessor:
         timeout_s: float | None = None,
         cache_salt: str = "",
     ) -> Ask:
-        """The requests of one prompt, n of them. Raises InvalidRequestError."""
+        """The requests of one prompt, n of them. request_id: its name. Raises InvalidRequestError."""
         arrival_s = time.perf_counter()
+        _check_options(priority, timeout_s, cache_salt)
         text, ids = self._prompt_token_ids(prompt, parse_special)
         params = self.resolved(params)
-        first = RequestId(request_id if request_id is not None else f"request-{next(self._ids)}")
-        deadline_s = None if timeout_s is None else arrival_s + timeout_s
+        name, first = self._identify(request_id)
         request = Request(
             request_id=first,
             prompt_token_ids=ids,
@@ -78,35 +84,55 @@ class InputProcessor:
             stop_token_ids=self._stop_token_ids(params),
             arrival_s=arrival_s,
             priority=priority,
-            deadline_s=deadline_s,
+            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
             cache_salt=cache_salt,
         )
         choices = [
             replace(request, request_id=RequestId(f"{first}/{i}"), choice=i, parent_id=first, output_token_ids=[])
             for i in range(1, params.n)
         ]
-        return Ask(text, [request, *choices])
+        return Ask(name, text, [request, *choices])
 
-    def resume(self, resume: Resume, *, request_id: str | None = None) -> Ask:
+    def resume(
+        self,
+        resume: Resume,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        cache_salt: str = "",
+    ) -> Ask:
         """The request that goes on where another was. Raises InvalidRequestError if that had already ended."""
+        arrival_s = time.perf_counter()
+        _check_options(priority, timeout_s, cache_salt)
+        for what, number, end in (("seed", resume.seed, 2**64), ("choice", resume.choice, MAX_CHOICES)):
+            if type(number) is not int or not -(2**63) <= number < end or (what == "choice" and number < 0):
+                raise InvalidRequestError(f"{what} of the resumed request is {number!r:.60}; it must be what Resume.of gave")
+        for what, ids in (("prompt_ids", resume.prompt_ids), ("output_ids", resume.output_ids)):
+            if isinstance(ids, str | bytes) or not isinstance(ids, Sequence) or not _are_integers(ids):
+                raise InvalidRequestError(f"{what} of the resumed request is {ids!r:.60}; it must be a list of integers")
         params = self.resolved(resume.params)
+        name, first = self._identify(request_id)
         request = Request(
-            request_id=RequestId(request_id if request_id is not None else f"request-{next(self._ids)}"),
+            request_id=first,
             prompt_token_ids=list(resume.prompt_ids),
             params=params,
             seed=resume.seed,
             max_tokens=self._max_tokens(params, len(resume.prompt_ids)),
             stop_token_ids=self._stop_token_ids(params),
-            arrival_s=time.perf_counter(),
+            arrival_s=arrival_s,
             output_token_ids=list(resume.output_ids),
             choice=resume.choice,
+            priority=priority,
+            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+            cache_salt=cache_salt,
         )
         output = request.output_token_ids
         if len(output) >= request.max_tokens or (output and output[-1] in request.stop_token_ids):
             raise InvalidRequestError(
                 f"a request of {len(output)} output tokens (max_tokens {request.max_tokens}) has ended; nothing to resume"
             )
-        return Ask(None, [request])
+        return Ask(name, None, [request])
 
     def chat_token_ids(self, messages: Sequence[Message], chat_template: str | None = None) -> list[int]:
         """The prompt of a conversation. Raises InvalidRequestError if there is no chat template or it refuses.
@@ -121,6 +147,15 @@ class InputProcessor:
             template = ChatTemplate(source, bos_token=self._token_text("bos"), eos_token=self._token_text("eos"))
             self._template = template
         return encode_chat(self.tokenizer, template, messages, max_tokens=self.max_model_len)
+
+    def _identify(self, request_id: str | None) -> tuple[str, RequestId]:
+        """The name of a request, and the id of its first choice."""
+        number = next(self._ids)
+        if request_id is None:
+            return f"request-{number}", RequestId(f"request-{number}")
+        if not isinstance(request_id, str):
+            raise InvalidRequestError(f"request_id is {request_id!r:.60}; it must be a text")
+        return request_id, RequestId(f"{request_id}~{number}")
 
     def _token_text(self, which: str) -> str:
         token_id = self.tokenizer.bos_token_id if which == "bos" else self.tokenizer.eos_token_id
@@ -159,6 +194,22 @@ class InputProcessor:
                 )
             return prompt, ids
         ids = list(prompt)
-        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        if not _are_integers(ids):
             raise InvalidRequestError("prompt_token_ids must be a list of integers")
         return None, ids
+
+
+def _check_options(priority: int, timeout_s: float | None, cache_salt: str) -> None:
+    """What the engine sorts by, compares or hashes for all of its requests. Raises InvalidRequestError."""
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise InvalidRequestError(f"priority is {priority!r:.60}; it must be an integer, lower runs first")
+    if timeout_s is not None and (
+        isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or math.isnan(timeout_s)
+    ):
+        raise InvalidRequestError(f"timeout_s is {timeout_s!r:.60}; it must be a number of seconds, or None for no end")
+    if not isinstance(cache_salt, str) or any("\ud800" <= c <= "\udfff" for c in cache_salt):
+        raise InvalidRequestError(f"cache_salt is {cache_salt!r:.60}; it must be a text, without lone surrogates")
+
+
+def _are_integers(ids: Iterable[object]) -> bool:
+    return all(isinstance(i, int) and not isinstance(i, bool) for i in ids)

@@ -98,6 +98,8 @@ class LLM:
         """
         many = _as_prompts(prompts)
         params = _per_prompt(sampling_params, len(many))
+        if not isinstance(priority, Sequence | None):
+            raise InvalidRequestError(f"priority is {priority!r:.60}; it must be a list, one integer per prompt")
         ranks = [0] * len(many) if priority is None else list(priority)
         if len(ranks) != len(many):
             raise InvalidRequestError(f"there are {len(many)} prompts and {len(ranks)} priorities; give one for each")
