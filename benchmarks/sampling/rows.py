@@ -30,6 +30,8 @@ CASES: dict[str, dict[str, Any]] = {
     "min_p": {"temperature": 1.0, "min_p": 0.05},
     "qwen's defaults": {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1},
     "greedy, logprobs 5": {"temperature": 0, "logprobs": 5},
+    "mask of half the ids": {"temperature": 1.0, "top_p": 0.9, "masked": 0.5},
+    "mask of 1 in 1000": {"temperature": 1.0, "top_p": 0.9, "masked": 0.999},
 }
 PROMPT_TOKENS = 500
 
@@ -68,8 +70,13 @@ def main() -> None:
 
 def a_row(vocab_size: int, index: int, params: dict[str, Any]) -> Row:
     prompt = np.random.default_rng(index).integers(0, vocab_size, PROMPT_TOKENS).tolist()
+    params = dict(params)
+    mask = None
+    if "masked" in params:
+        bits = np.random.default_rng(index).random(vocab_size + 31 & ~31) >= params.pop("masked")
+        mask = np.packbits(bits, bitorder="little").view(np.uint32)
     state = SamplerState(SamplingParams(**params), seed=index, prompt_token_ids=prompt, vocab_size=vocab_size)
-    return Row(state, PROMPT_TOKENS)
+    return Row(state, PROMPT_TOKENS, mask=mask)
 
 
 def one_row(sampler: Sampler, logits: NDArray[np.float32], rows: list[Row]) -> Callable[[int], object]:

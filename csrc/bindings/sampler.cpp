@@ -2,12 +2,14 @@
 #include "runtime/sampler.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -23,7 +25,9 @@ namespace {
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Edits = std::tuple<int64_t, Ids, Ids, Floats, Ids, Ids>;  // row; barred, bias ids, bias, seen ids, counts
+using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// row; barred, bias ids, bias, seen ids, counts, mask
+using Edits = std::tuple<int64_t, Ids, Ids, Floats, Ids, Ids, std::optional<Mask>>;
 
 using Top = std::vector<std::pair<int64_t, float>>;
 using Logprobs = std::tuple<int64_t, float, int64_t, Top>;  // row; logprob, rank, top
@@ -41,10 +45,11 @@ void check_ids(const Ids& ids, int64_t vocab_size) {
 }
 
 RowEdits row_edits(const Edits& edits, int64_t vocab_size) {
-  const auto& [row, barred, bias_ids, bias, seen_ids, counts] = edits;
+  const auto& [row, barred, bias_ids, bias, seen_ids, counts, mask] = edits;
   check(bias.size() == bias_ids.size() && counts.size() == seen_ids.size(), "edits: sizes differ");
   for (const Ids* ids : {&barred, &bias_ids, &seen_ids}) check_ids(*ids, vocab_size);
-  return {barred.data(), length(barred), bias_ids.data(), bias.data(), length(bias_ids),
+  check(!mask || static_cast<int64_t>(mask->size()) == (vocab_size + 31) / 32, "edits: the mask's size");
+  return {mask ? mask->data() : nullptr, barred.data(), length(barred), bias_ids.data(), bias.data(), length(bias_ids),
           seen_ids.data(), counts.data(), length(seen_ids)};
 }
 
@@ -117,7 +122,7 @@ void bind_sampler(nb::module_& m) {
       }, "isa"_a, "team"_a.none() = nb::none())
       .def("draw", &draw, "logits"_a, "params"_a, "logits_rows"_a, "positions"_a, "edits"_a,
            "Token ids of all rows; (row, logprob, rank, top) of those that want logprobs; (row, what is wrong, token id). "
-           "edits: (row, barred, bias ids, bias, seen ids, counts).");
+           "edits: (row, barred, bias ids, bias, seen ids, counts, mask).");
 }
 
 }  // namespace hotloop

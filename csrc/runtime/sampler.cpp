@@ -89,11 +89,10 @@ class Sampler::RowSampler {
     const bool logprobs = row.params->num_logprobs >= 0;
     raw_block_max_ = &block_max_;
     if (!row.edits.empty()) {
-      if (logprobs) {
-        unedited_block_max_ = block_max_;
-        raw_block_max_ = &unedited_block_max_;
-      }
-      edit(*row.params, row.edits);
+      unedited_block_max_ = block_max_;
+      raw_block_max_ = &unedited_block_max_;
+      edit(*row.params, row.edits, true);
+      if (top_ == -kInfinity && row.edits.mask != nullptr) edit(*row.params, row.edits, false);
       if (top_ == -kInfinity) {
         result.status = DrawResult::Status::NothingLeft;
         return;
@@ -122,15 +121,20 @@ class Sampler::RowSampler {
 
   // ---- edits ------------------------------------------------------------------------------------------------------
 
-  void edit(const DrawParams& params, const RowEdits& edits) {
-    edited_.assign(raw_, raw_ + size_);
-    logits_ = edited_.data();
+  void edit(const DrawParams& params, const RowEdits& edits, bool bar) {
+    block_max_ = unedited_block_max_;
     changed_.assign(block_max_.size(), 0);
+    if (edits.mask != nullptr) {
+      copy_allowed(edits.mask);
+    } else {
+      edited_.assign(raw_, raw_ + size_);
+    }
+    logits_ = edited_.data();
     const auto change = [&](int32_t id) -> float& {
       changed_[static_cast<size_t>(id / kLogitsBlock)] = 1;
       return edited_[static_cast<size_t>(id)];
     };
-    for (int64_t i = 0; i < edits.num_barred; ++i) change(edits.barred[i]) = -kInfinity;
+    for (int64_t i = 0; bar && i < edits.num_barred; ++i) change(edits.barred[i]) = -kInfinity;
     for (int64_t i = 0; i < edits.num_bias; ++i) {
       change(edits.bias_ids[i]) += edits.bias[i];
     }
@@ -145,6 +149,28 @@ class Sampler::RowSampler {
       if (changed_[block] != 0) kernels_.block_max(logits_ + block_begin(block), block_size(block), &block_max_[block]);
     }
     top_ = *std::max_element(block_max_.begin(), block_max_.end());
+  }
+
+  void copy_allowed(const uint32_t* mask) {
+    edited_.resize(static_cast<size_t>(size_));
+    for (size_t block = 0; block < block_max_.size(); ++block) {
+      const int64_t begin = block_begin(block), size = block_size(block);
+      uint64_t allowed = mask[2 * block];
+      if (size > 32) allowed |= uint64_t{mask[2 * block + 1]} << 32;
+      const uint64_t all = ~uint64_t{0} >> (kLogitsBlock - size);
+      float* out = edited_.data() + begin;
+      if ((allowed & all) == all) {
+        std::copy(raw_ + begin, raw_ + begin + size, out);
+      } else {
+        std::fill(out, out + size, -kInfinity);
+        for (uint64_t left = allowed & all; left != 0; left &= left - 1) {
+          const int bit = __builtin_ctzll(left);
+          out[bit] = raw_[begin + bit];
+        }
+        block_max_[block] = -kInfinity;
+        changed_[block] = (allowed & all) != 0;
+      }
+    }
   }
 
   // ---- filters ----------------------------------------------------------------------------------------------------

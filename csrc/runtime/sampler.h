@@ -28,8 +28,10 @@ struct DrawParams {
   int32_t num_logprobs = -1;  // top logprobs; -1: none at all
 };
 
-// Changes to a row of logits, in this order: barred ids become -inf; biases are added; seen ids are penalized.
+// Changes to a row of logits, in this order: ids that the mask does not allow and barred ids become -inf; biases are added;
+// seen ids are penalized. Barred ids that would leave nothing of what the mask allows stay.
 struct RowEdits {
+  const uint32_t* mask = nullptr;  // [ceil(vocab_size / 32)], bit id % 32 of word id / 32: allowed; null: all are
   const int32_t* barred = nullptr;
   int64_t num_barred = 0;
   const int32_t* bias_ids = nullptr;
@@ -39,7 +41,7 @@ struct RowEdits {
   const int32_t* counts = nullptr;  // occurrences in the output
   int64_t num_seen = 0;
 
-  bool empty() const { return num_barred == 0 && num_bias == 0 && num_seen == 0; }
+  bool empty() const { return mask == nullptr && num_barred == 0 && num_bias == 0 && num_seen == 0; }
 };
 
 struct DrawRow {

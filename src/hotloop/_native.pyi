@@ -243,9 +243,9 @@ class DrawStatus(enum.Enum):
 class Sampler:
     def __init__(self, isa: str, team: ThreadTeam | None = None) -> None: ...
 
-    def draw(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], params: Sequence[DrawParams], logits_rows: Sequence[int], positions: Sequence[int], edits: Sequence[tuple[int, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]]]) -> tuple[list[int], list[tuple[int, float, int, list[tuple[int, float]]]], list[tuple[int, DrawStatus, int]]]:
+    def draw(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], params: Sequence[DrawParams], logits_rows: Sequence[int], positions: Sequence[int], edits: Sequence[tuple[int, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None]]) -> tuple[list[int], list[tuple[int, float, int, list[tuple[int, float]]]], list[tuple[int, DrawStatus, int]]]:
         """
-        Token ids of all rows; (row, logprob, rank, top) of those that want logprobs; (row, what is wrong, token id). edits: (row, barred, bias ids, bias, seen ids, counts).
+        Token ids of all rows; (row, logprob, rank, top) of those that want logprobs; (row, what is wrong, token id). edits: (row, barred, bias ids, bias, seen ids, counts, mask).
         """
 
 class Extent(enum.Enum):

@@ -14,7 +14,7 @@ from hotloop.sampling_params import SamplingParams
 ISA = _native.usable_isas()[0]
 VOCAB = 1000
 NUM_DRAWS = 40_000
-NO_IDS, NO_BIAS = np.empty(0, np.int32), np.empty(0, np.float32)
+NO_IDS = np.empty(0, np.int32)
 
 Params = dict[str, float]
 
@@ -101,7 +101,7 @@ def test_draws_follow_the_edited_distribution() -> None:
     edits = (np.array([int(logits.argmax())], np.int32), np.array([4], np.int32), np.array([6.0], np.float32))
     n = 10_000
     params = _native.DrawParams(temperature=1.0, seed=5)
-    rows = [(i, *edits, NO_IDS, NO_IDS) for i in range(n)]
+    rows = [(i, *edits, NO_IDS, NO_IDS, None) for i in range(n)]
     token_ids, _, _ = _native.Sampler(ISA).draw(logits[None], [params] * n, [0] * n, list(range(n)), rows)
     logits[edits[0]], logits[4] = -np.inf, logits[4] + 6
     assert_follows(np.array(token_ids), probabilities(logits, {"temperature": 1.0}))

@@ -2,13 +2,15 @@
 
 One row of logits becomes one token id, a pure function of (logits, parameters, edits, position).
 
-Order: logits -> stop ids barred before min_tokens -> logit_bias -> penalties -> greedy if temperature is 0 -> temperature
--> min_p -> top_k -> top_p -> draw. The draw is argmax(logit / temperature + g) over what is left, g counter-based Gumbel
-noise; ties go to the lowest id. Probabilities are compared and summed as integers (units of 2^-40 of the top
-probability), so no sum depends on its order.
+Order: logits -> mask of structured output -> stop ids barred before min_tokens -> logit_bias -> penalties -> greedy if
+temperature is 0 -> temperature -> min_p -> top_k -> top_p -> draw. The draw is argmax(logit / temperature + g) over what
+is left, g counter-based Gumbel noise; ties go to the lowest id. Probabilities are compared and summed as integers (units
+of 2^-40 of the top probability), so no sum depends on its order.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from hotloop import _native
 from hotloop.errors import HotloopError
 from hotloop.request import TokenLogprobs
-from hotloop.sampling.edits import Edits
+from hotloop.sampling.edits import NO_IDS, Edits
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -32,17 +34,14 @@ def draw_row(isa: str, logits: Floats, params: _native.DrawParams, edits: Edits 
     """
     top = int(np.argmax(logits))  # the first NaN, if there is one
     if not np.isfinite(logits[top]):
-        raise HotloopError(
-            f"the model's logits at position {position} have no finite maximum (token {top}: {logits[top]})"
-        )
+        raise broken_logits(position, top, float(logits[top]))
     if edits is not None:
-        logits = edited(logits, params, edits)
+        raw, logits = logits, edited(logits, params, edits)
+        if logits.max() == -np.inf and edits.mask is not None:
+            logits = edited(raw, params, replace(edits, barred=NO_IDS))
         top = int(np.argmax(logits))
         if logits[top] == -np.inf:
-            raise HotloopError(
-                f"nothing is left to draw at position {position}: before min_tokens no stop token is drawn, and the "
-                f"{len(edits.barred)} stop tokens are all there is; lower min_tokens"
-            )
+            raise nothing_left(position, edits)
     if params.temperature == 0:
         return top
     scaled = scale_logits(logits, params.temperature)
@@ -52,9 +51,27 @@ def draw_row(isa: str, logits: Floats, params: _native.DrawParams, edits: Edits 
     return draw(isa, scaled, ids, params.seed, position, params.choice)
 
 
+def broken_logits(position: int, token_id: int, logit: float) -> HotloopError:
+    return HotloopError(f"the model's logits at position {position} have no finite maximum (token {token_id}: {logit})")
+
+
+def nothing_left(position: int, edits: Edits) -> HotloopError:
+    if edits.mask is not None:
+        why = "no token that is allowed here has a finite logit"
+    else:
+        why = (
+            f"before min_tokens no stop token is drawn, and the {len(edits.barred)} stop tokens are all there is; "
+            f"lower min_tokens"
+        )
+    return HotloopError(f"nothing is left to draw at position {position}: {why}")
+
+
 def edited(logits: Floats, params: _native.DrawParams, edits: Edits) -> Floats:
-    """A copy of logits float32 [vocab_size] with bans, biases and penalties; never NaN or +inf where logits is neither."""
+    """logits float32 [vocab_size] after the edits, a copy; never NaN or +inf where logits is neither."""
     logits = logits.copy()
+    if edits.mask is not None:
+        allowed = np.unpackbits(edits.mask.astype("<u4").view(np.uint8), bitorder="little")
+        logits[allowed[: len(logits)] == 0] = -np.inf
     logits[edits.barred] = -np.inf
     logits[edits.bias_ids] += edits.bias
     seen = logits[edits.seen_ids]

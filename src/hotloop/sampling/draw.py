@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from hotloop import _native
 from hotloop.errors import HotloopError
 from hotloop.request import TokenLogprobs
-from hotloop.sampling.edits import Edits
+from hotloop.sampling.definition import broken_logits, nothing_left
+from hotloop.sampling.edits import NO_EDITS, Edits
 from hotloop.sampling.state import SamplerState
 
 
@@ -19,6 +20,7 @@ from hotloop.sampling.state import SamplerState
 class Row:
     """One token to draw. position: the token's absolute position (prompt and output count).
 
+    mask: uint32 [ceil(vocab_size / 32)], bit id % 32 of word id / 32: whether the id is allowed here; None: all are.
     draft_token_ids: drafts between the state's output and this row, as if they had been pushed; k drafts of one request
     are verified by k + 1 rows with 0 to k of them.
     """
@@ -26,6 +28,7 @@ class Row:
     state: SamplerState
     position: int
     draft_token_ids: Sequence[int] = ()
+    mask: NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +60,14 @@ class Sampler:
             [row.state.draw_params for row in rows],
             list(range(len(rows))) if logits_rows is None else list(logits_rows),
             [row.position for row in rows],
-            [(i, e.barred, e.bias_ids, e.bias, e.seen_ids, e.counts) for i, e in edits],
+            [(i, e.barred, e.bias_ids, e.bias, e.seen_ids, e.counts, e.mask) for i, e in edits],
         )
         results: list[Draw | HotloopError] = [Draw(token_id) for token_id in token_ids]
         for i, logprob, rank, top in logprobs:
             results[i] = Draw(token_ids[i], TokenLogprobs(token_ids[i], logprob, rank, tuple(top)))
         for i, status, token_id in faults:
             values = logits[i if logits_rows is None else logits_rows[i]]
-            results[i] = HotloopError(_message(status, rows[i], token_id, float(values[token_id])))
+            results[i] = _error(status, rows[i], token_id, values)
         return results
 
 
@@ -76,28 +79,26 @@ def draw(
 
 
 def _edits(row: Row) -> Edits | None:
-    """Of the state as it would be with the drafts pushed; valid until the state changes."""
+    """Of the state as it would be with the drafts pushed, and the row's mask; valid until the state changes."""
     state = row.state
     assert row.position == state.position + len(row.draft_token_ids), "a row of another position"
     if not row.draft_token_ids:
-        return state.edits
-    for token_id in row.draft_token_ids:
-        state.push(token_id)
-    edits = state.edits
-    if edits is not None:
-        edits = Edits(edits.barred, edits.bias_ids, edits.bias, edits.seen_ids.copy(), edits.counts.copy())
-    state.rollback(len(row.draft_token_ids))
-    return edits
+        edits = state.edits
+    else:
+        for token_id in row.draft_token_ids:
+            state.push(token_id)
+        edits = state.edits
+        if edits is not None:
+            edits = replace(edits, seen_ids=edits.seen_ids.copy(), counts=edits.counts.copy())
+        state.rollback(len(row.draft_token_ids))
+    return edits if row.mask is None else replace(edits or NO_EDITS, mask=row.mask)
 
 
-def _message(status: _native.DrawStatus, row: Row, token_id: int, logit: float) -> str:
+def _error(status: _native.DrawStatus, row: Row, token_id: int, logits: NDArray[np.float32]) -> HotloopError:
     if status == _native.DrawStatus.broken_logits:
-        return f"the model's logits at position {row.position} have no finite maximum (token {token_id}: {logit})"
+        return broken_logits(row.position, token_id, float(logits[token_id]))
     if status == _native.DrawStatus.no_memory:
-        return f"no memory to draw the token at position {row.position}"
+        return HotloopError(f"no memory to draw the token at position {row.position}")
     edits = _edits(row)
-    barred = 0 if edits is None else len(edits.barred)
-    return (
-        f"nothing is left to draw at position {row.position}: before min_tokens no stop token is drawn, and the {barred} "
-        f"stop tokens are all there is; lower min_tokens"
-    )
+    assert edits is not None
+    return nothing_left(row.position, edits)

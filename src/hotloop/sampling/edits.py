@@ -20,6 +20,8 @@ class Edits:
 
     barred int32 [b]: become -inf. bias_ids int32 [a], bias float32 [a]: is added. seen_ids int32 [s]: ids the penalties
     see, counts int32 [s]: how often each is in the output (0: in the prompt only). No array holds an id twice.
+    mask uint32 [ceil(vocab_size / 32)]: comes before all these; bit id % 32 of word id / 32 says whether id is allowed.
+    Barred ids stay where without them nothing of what the mask allows would be left.
     """
 
     barred: Ids
@@ -27,6 +29,10 @@ class Edits:
     bias: Floats
     seen_ids: Ids
     counts: NDArray[np.int32]
+    mask: NDArray[np.uint32] | None = None
+
+
+NO_EDITS = Edits(NO_IDS, NO_IDS, np.empty(0, np.float32), NO_IDS, NO_IDS)
 
 
 class TokenCounts:

@@ -156,6 +156,25 @@ def test_nothing_left_to_draw_is_an_error() -> None:
     assert "2 stop tokens" in str(result)
 
 
+def mask_of(*ids: int) -> np.ndarray:
+    words = np.zeros((VOCAB + 31) // 32, np.uint32)
+    for token_id in ids:
+        words[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return words
+
+
+def test_a_mask_comes_before_everything_and_wins_over_min_tokens() -> None:
+    logits = random_logits(8)
+    biased = state(temperature=0, logit_bias={7: 100}, stop=(3,), min_tokens=2)
+    row = Row(biased, 3, mask=mask_of(3, 40, 49))
+    [result] = draw(ISA, logits, [row])
+    assert tokens([result])[0] == (40 if logits[0, 40] > logits[0, 49] else 49)  # neither biased 7 nor barred 3
+    assert tokens(draw(ISA, logits, [Row(biased, 3, mask=mask_of(3))])) == [3]  # all that the structure allows here
+    [error] = draw(ISA, logits, [Row(biased, 3, mask=mask_of())])
+    assert isinstance(error, HotloopError)
+    assert "nothing is left to draw at position 3: no token that is allowed here" in str(error)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logprobs_are_raw(temperature: float) -> None:  # known fault B14
     logits = random_logits(7)

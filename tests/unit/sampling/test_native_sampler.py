@@ -1,5 +1,6 @@
 """The native sampler against the numpy definition, bit for bit, on every instruction set."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hotloop import _native
 from hotloop.errors import HotloopError
 from hotloop.sampling.definition import draw_row, token_logprobs
 from hotloop.sampling.draw import Draw, Row, Sampler
+from hotloop.sampling.edits import NO_EDITS
 from hotloop.sampling.state import SamplerState
 from hotloop.sampling_params import SamplingParams
 
@@ -51,9 +53,11 @@ KINDS = ["smooth", "ties", "flat", "narrow", "peaked", "masked", "one", "huge", 
 
 
 def expected_of(isa: str, logits: Floats, row: Row) -> Draw | HotloopError:
-    params = row.state.draw_params
+    params, edits = row.state.draw_params, row.state.edits
+    if row.mask is not None:
+        edits = replace(edits or NO_EDITS, mask=row.mask)
     try:
-        token_id = draw_row(isa, logits, params, row.state.edits, row.position)
+        token_id = draw_row(isa, logits, params, edits, row.position)
     except HotloopError as error:
         return error
     if params.num_logprobs < 0:
@@ -69,15 +73,38 @@ def assert_same(actual: Draw | HotloopError, expected: Draw | HotloopError) -> N
         assert actual == expected
 
 
+def mask_of(kind: str, size: int, seed: int) -> NDArray[np.uint32] | None:
+    """Few, most, none, all, or only words of ids allowed; bits past the end may be anything."""
+    if kind == "absent":
+        return None
+    rng = np.random.default_rng(seed)
+    words = rng.integers(0, 2**32, (size + 31) // 32, np.uint32)
+    if kind == "few":
+        words &= rng.integers(0, 2**32, len(words), np.uint32) & rng.integers(0, 2**32, len(words), np.uint32)
+        words[rng.random(len(words)) < 0.7] = 0
+    elif kind == "most":
+        words[rng.random(len(words)) < 0.9] = 2**32 - 1
+    elif kind in ("none", "all"):
+        words[:] = 0 if kind == "none" else 2**32 - 1
+    elif kind == "one":
+        words[:] = 0
+        token_id = int(rng.integers(size))
+        words[token_id // 32] = 1 << token_id % 32
+    return words
+
+
+MASKS = ["absent", "few", "half", "most", "none", "all", "one"]
+
+
 def make_row(size: int, position: int = 5, **params: Any) -> Row:
     prompt, output = [i * 7 % size for i in range(position - 2)], [(i * 11 + 1) % size for i in range(2)]
-    seed, choice = params.pop("seed", 3), params.pop("choice", 0)
+    seed, choice, mask = params.pop("seed", 3), params.pop("choice", 0), params.pop("mask", "absent")
     stop = params.pop("stop_ids", ())
     state = SamplerState(
         SamplingParams(**{"max_tokens": None, **params}), seed=seed, choice=choice, prompt_token_ids=prompt,
         output_token_ids=output, stop_token_ids=[i for i in stop if i < size], vocab_size=size,
     )  # fmt: skip
-    return Row(state, position)
+    return Row(state, position, mask=mask_of(mask, size, seed))
 
 
 temperatures = st.sampled_from([0.0, 1e-300, 1e-30, 1e-7, 1e-3, 0.5, 0.7, 1.0, 1.3, 10.0, 100.0, 1e30, 1e300])
@@ -96,6 +123,7 @@ parameters = st.fixed_dictionaries(
         "min_tokens": st.sampled_from([0, 5]),
         "seed": st.integers(0, 2**64 - 1),
         "choice": st.integers(0, 3),
+        "mask": st.sampled_from(MASKS),
     },
 )
 
@@ -124,6 +152,7 @@ def test_native_is_the_definition(
         {"top_k": 1000}, {"top_k": 5000}, {"top_p": 0.9}, {"top_p": 0.999, "temperature": 2}, {"min_p": 1e-9},
         {"min_p": 0.05}, {"top_k": 50, "top_p": 0.9, "min_p": 0.02, "temperature": 0.7, "logprobs": 20},
         {"repetition_penalty": 1.1, "top_p": 0.8, "top_k": 20, "temperature": 0.7, "logprobs": 0},
+        {"mask": "few", "top_p": 0.9}, {"mask": "most", "logprobs": 20},
     ],
 )  # fmt: skip
 def test_native_is_the_definition_at_real_sizes(size: int, params: dict[str, Any]) -> None:
