@@ -151,9 +151,9 @@ class LlamaCpp:
         """Seconds of the prompts and of the decoding."""
         room = -(-(prompt + tokens) // 256) * 256 * batch
         command = [
-            str(self.binaries / "llama-batched-bench"),
+            str(self.binaries.resolve() / "llama-batched-bench"),
             "-m",
-            str(model),
+            str(model.resolve()),
             "-c",
             str(room),
             "-b",
@@ -163,7 +163,8 @@ class LlamaCpp:
         ]
         command += ["-npp", str(prompt), "-ntg", str(tokens), "-npl", str(batch)]
         command += ["-t", str(self.threads), "-tb", str(self.threads), *self.arguments]
-        for line in run(command, with_stderr=True).splitlines():  # ik_llama.cpp prints the table to stderr
+        # ik_llama.cpp prints the table to stderr, and writes a log where it runs.
+        for line in run(command, with_stderr=True, folder=self.binaries).splitlines():
             cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
             if len(cells) == 10 and cells[0] == str(prompt):  # PP, TG, B, N_KV, T_PP, S_PP, T_TG, S_TG, T, S
                 return float(cells[4]), float(cells[6])

@@ -38,10 +38,14 @@ class Side(Protocol):
         """Prompt tokens per second. Raises SideError."""
 
 
-def run(command: list[str], env: dict[str, str] | None = None, *, with_stderr: bool = False) -> str:
-    """What a command printed. Raises SideError with the end of it."""
+def run(
+    command: list[str], env: dict[str, str] | None = None, *, with_stderr: bool = False, folder: Path | None = None
+) -> str:
+    """What a command printed. folder: where it runs, and may leave its logs. Raises SideError with the end of it."""
     try:
-        done = subprocess.run(command, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env={**os.environ, **(env or {})}, cwd=folder, capture_output=True, text=True, check=False
+        )
     except OSError as error:
         raise SideError(f"{command[0]}: {error}") from None
     if done.returncode != 0:
