@@ -19,6 +19,8 @@ PIP := $(BIN)/python -m pip $(PIP_FLAGS)
 INSTALL := $(PIP) install --constraint constraints.txt
 BUILD_REQUIRES = $(BIN)/python -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
+RUN_REQUIRES = $(BIN)/python -c 'import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"])'
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
 	$(shell find src csrc -type f ! -name '*.pyc' ! -name '*.md' 2>/dev/null)
 
@@ -37,7 +39,7 @@ test: $(STAMPS)/installed $(STAMPS)/test-tools
 test-neon: $(STAMPS)/build-tools
 	PATH="$(abspath $(BIN)):$$PATH" tools/test_neon.sh $(VENV)/neon
 
-test-sanitizers: $(STAMPS)/build-tools $(STAMPS)/installed $(STAMPS)/test-tools
+test-sanitizers: $(STAMPS)/build-tools $(STAMPS)/run-tools $(STAMPS)/test-tools
 	PATH="$(abspath $(BIN)):$$PATH" tools/test_sanitizers.sh $(abspath $(BIN))/python $(VENV)/sanitize $(ARGS)
 
 lint: $(STAMPS)/lint-tools
@@ -88,6 +90,11 @@ $(STAMPS)/wheel: $(STAMPS)/build-tools $(SOURCES)
 $(STAMPS)/installed: $(STAMPS)/wheel
 	$(INSTALL) $(WHEEL)/*.whl
 	$(INSTALL) --no-deps --force-reinstall $(WHEEL)/*.whl
+	@touch $@
+
+# What the package needs to run, for a build of it that is not installed.
+$(STAMPS)/run-tools: $(STAMPS)/venv pyproject.toml
+	$(INSTALL) $$($(RUN_REQUIRES))
 	@touch $@
 
 $(STAMPS)/test-tools: $(STAMPS)/venv pyproject.toml

@@ -2,7 +2,12 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
+#include "kernels/kernel_table.h"
+
 namespace hotloop {
+
+// Throws ValueError unless a matrix [rows, cols] has at least one row, of whole groups and superblocks.
+void check_matrix_shape(WeightFormat format, int64_t rows, int64_t cols);
 
 void bind_float_kernels(nanobind::module_& m);
 void bind_linear_kernels(nanobind::module_& m);

@@ -21,6 +21,14 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace hotloop {
+
+void check_matrix_shape(WeightFormat format, int64_t rows, int64_t cols) {
+  if (rows < 1) throw nb::value_error("rows must be positive");
+  if (cols < 1 || cols % kGroupSize != 0 || cols % format_info(format).superblock_size != 0) {
+    throw nb::value_error("cols must be a positive multiple of 32 and of the format's superblock (256 for K-quants and IQ4_XS)");
+  }
+}
+
 namespace {
 
 template <class T, int Dims>
@@ -57,17 +65,11 @@ void require(bool condition, const char* message) {
   if (!condition) throw nb::value_error(message);
 }
 
-void check_shape(WeightFormat format, int64_t rows, int64_t cols) {
-  require(rows > 0, "rows must be positive");
-  require(cols > 0 && cols % kGroupSize == 0 && cols % format_info(format).superblock_size == 0,
-          "cols must be a positive multiple of 32 and of the format's superblock (256 for K-quants and IQ4_XS)");
-}
-
 int64_t row_blocks_of(int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }
 
 Matrix matrix_of(const std::string& format_name, const Input<uint8_t, 1>& packed, int64_t rows, int64_t cols) {
   const Matrix w{format_of(format_name), rows, cols, packed.data()};
-  check_shape(w.format, rows, cols);
+  check_matrix_shape(w.format, rows, cols);
   require(static_cast<int64_t>(packed.size()) == row_blocks_of(rows) * row_block_bytes(w.format, cols),
           "packed has the wrong number of bytes for this format, rows and cols");
   return w;
@@ -97,7 +99,7 @@ struct QuantizedRows {
 Output<uint8_t> repack_array(const std::string& format_name, const Input<uint8_t, 1>& source, int64_t rows,
                              int64_t cols) {
   const WeightFormat format = format_of(format_name);
-  check_shape(format, rows, cols);
+  check_matrix_shape(format, rows, cols);
   require(static_cast<int64_t>(source.size()) == rows * source_row_bytes(format, cols),
           "source has the wrong number of bytes for this format, rows and cols");
   const int64_t blocks = row_blocks_of(rows);

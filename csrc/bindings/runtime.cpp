@@ -24,15 +24,8 @@ namespace {
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void check_shape(WeightFormat format, int64_t rows, int64_t cols) {
-  const int64_t superblock = format_info(format).superblock_size;
-  if (rows < 1 || cols < 1 || cols % kGroupSize != 0 || cols % superblock != 0) {
-    throw std::invalid_argument("a weight matrix has at least one row, of whole groups and superblocks");
-  }
-}
-
 std::shared_ptr<WeightMatrix> make_matrix(WeightFormat format, int64_t rows, int64_t cols, const Bytes& src, ThreadTeam& team) {
-  check_shape(format, rows, cols);
+  check_matrix_shape(format, rows, cols);
   if (static_cast<int64_t>(src.size()) != rows * source_row_bytes(format, cols)) {
     throw std::invalid_argument("a weight matrix's bytes do not match its format and shape");
   }
@@ -43,7 +36,7 @@ std::shared_ptr<WeightMatrix> make_matrix(WeightFormat format, int64_t rows, int
 
 std::shared_ptr<WeightMatrix> read_matrix(WeightFormat format, int64_t rows, int64_t cols, int fd, int64_t offset,
                                           ThreadTeam& team, std::shared_ptr<WeightMemory> memory) {
-  check_shape(format, rows, cols);
+  check_matrix_shape(format, rows, cols);
   nb::gil_scoped_release release;
   FileRows source(fd, offset, team.size());
   auto matrix = std::make_shared<WeightMatrix>(format, rows, cols, source, team, std::move(memory));
@@ -82,7 +75,7 @@ void bind_runtime(nb::module_& m) {
   nb::class_<WeightMemory>(m, "WeightMemory", "One block of memory for many repacked matrices; see matrix_bytes.")
       .def(nb::init<int64_t>(), "nbytes"_a);
   m.def("matrix_bytes", [](WeightFormat format, int64_t rows, int64_t cols) {
-    check_shape(format, rows, cols);
+    check_matrix_shape(format, rows, cols);
     return matrix_bytes(format, rows, cols);
   }, "format"_a, "rows"_a, "cols"_a, "Bytes that a repacked matrix takes of a WeightMemory.");
 
