@@ -1,6 +1,7 @@
 """AsyncLLM: many coroutines at once, cancellation, idleness, and what happens when the engine's thread fails."""
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -96,6 +97,37 @@ def test_cancellation_leaves_within_two_steps(engine: AsyncLLM, monkeypatch: pyt
     assert len(asked) == len(left) == 2
     assert all(after - before <= 1 for before, after in zip(asked, left, strict=True))
     assert_async_idle(engine)
+
+
+def test_clients_that_leave_while_blocks_are_short(model: Path, llm: LLM) -> None:  # known fault B52
+    """Many streams in a small pool, some closed at random moments: the others get their answers, the pool its blocks."""
+    params = [SamplingParams(seed=i, max_tokens=40, n=1 + (i % 5 == 0), ignore_eos=True) for i in range(40)]
+    prompts = [[i % 3] * (1 + i % 25) for i in range(40)]
+    moments = random.Random(3).choices([None, 0, 1, 5, 20], k=40)
+
+    async def ask(engine: AsyncLLM, i: int) -> Any:
+        stream = engine.generate(prompts[i], params[i])
+        chunks: list[StreamChunk] = []
+        async for chunk in stream:
+            chunks.append(chunk)
+            if (moment := moments[i]) is not None and len(chunks) > moment:
+                await stream.aclose()
+                return None
+        return chunks[-1].output
+
+    async def main() -> list[Any]:
+        options = {"block_size": 4, "kv_cache_memory_bytes": 40 * 4 * 256, "max_num_batched_tokens": 24}
+        async with AsyncLLM(model, **options) as engine:
+            outputs = await asyncio.gather(*(ask(engine, i) for i in range(40)))
+            assert engine._core.kv_cache.num_blocks == 40
+            assert engine._core.steps.latest()[:, 10].sum() > 0  # preemptions
+            assert_async_idle(engine)
+        return outputs
+
+    outputs = asyncio.run(main())
+    assert [output is None for output in outputs] == [moment is not None for moment in moments]
+    expected = llm.generate(prompts, params)
+    assert all(a is None or a.outputs == b.outputs for a, b in zip(outputs, expected, strict=True))
 
 
 def test_a_break_out_of_the_loop_ends_the_request(engine: AsyncLLM) -> None:

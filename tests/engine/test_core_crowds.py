@@ -51,7 +51,7 @@ def crowd(rng: random.Random, index: int) -> list[Request]:
 @pytest.mark.parametrize(("num_blocks", "prefix_caching"), [(18, True), (18, False), (80, True)])
 def test_a_crowd_is_served_as_if_each_were_alone(
     groups: tuple[KVGroup, ...], num_blocks: int, prefix_caching: bool
-) -> None:
+) -> None:  # known faults B52, B115
     rng = random.Random(num_blocks)
     core = make_core(groups, num_blocks, prefix_caching)
     requests: dict[RequestId, Request] = {}

@@ -246,9 +246,13 @@ def test_broken_logits_fail_that_request_only(
     assert_idle(llm)
 
 
-def test_a_request_that_can_never_fit_is_refused(model: Path) -> None:  # known fault B50
+def test_a_request_that_can_never_fit_is_refused(
+    model: Path, llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:  # known fault B50
+    assert "KV pool" not in caplog.text
     small = LLM(model, kv_cache_memory_bytes=4 * 16 * 2 * 2 * 2 * 16 * 2)
     assert small._core.kv_cache.num_blocks == 4
+    assert "the KV pool has 4 blocks and a request of max_model_len 128 takes 8" in caplog.text
     assert len(small.generate([[5] * 50], GREEDY)[0].outputs[0].token_ids) == 12
     with pytest.raises(CapacityError, match="needs 5 KV blocks"):
         small.generate([[5] * 60], GREEDY)
@@ -304,6 +308,7 @@ def test_timings_add_up(model: Path) -> None:
         n = timings["drawn_tokens"]
         assert n == len(output.outputs[0].token_ids)
         assert timings["ttft_s"] + timings["tpot_s"] * (n - 1) == pytest.approx(timings["e2e_s"], abs=1e-6)
+    assert small._core.steps.latest().min() >= 0  # no count of a step ever turns negative (known fault B81)
     totals = {part: sum(o.timings[part] for o in outputs if o.timings) for part in PARTS}
     assert min(totals.values()) > 0, totals
     assert sum(o.timings["preemptions"] for o in outputs if o.timings) > 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.engines import assert_idle
-from hotloop import LLM, SamplingParams
+from hotloop import LLM, GenerationError, SamplingParams
 from hotloop.errors import InvalidRequestError
 from hotloop.request import CompletionOutput
 from hotloop.weights.catalog import catalog
@@ -156,6 +156,46 @@ def test_no_stop_of_any_kind_before_min_tokens(ending: LLM) -> None:  # known fa
     for params in ({"stop_token_ids": [token]}, {"stop": text}):
         assert len(answer(ending, **params).token_ids) < 5
         assert len(answer(ending, **params, min_tokens=5).token_ids) >= 5
+
+
+def test_each_row_of_a_batch_has_its_own_min_tokens(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:  # known faults B102, B122
+    """The rows stay the same for many steps, and EOS is what the model wants all the time."""
+    forward = llm._runner.forward
+
+    def prefer_eos(batch: Any) -> np.ndarray:
+        logits = forward(batch).copy()
+        logits[:, sorted(llm.tokenizer.eos_token_ids)] = 1e4
+        return logits
+
+    monkeypatch.setattr(llm._runner, "forward", prefer_eos)
+    least = [0, 1, 7, 20]
+    outputs = llm.generate([PROMPT] * 4, [SamplingParams(seed=1, min_tokens=m, max_tokens=30) for m in least])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [m + 1 for m in least]
+
+
+def test_nothing_left_to_draw_ends_that_request_only(llm: LLM) -> None:  # known faults B105, B112
+    expected = answer(llm, max_tokens=12)
+    barred = SamplingParams(min_tokens=2, stop_token_ids=range(llm.tokenizer.vocab_size))
+    with pytest.raises(GenerationError, match="1 of 2 prompts failed; prompt 1: nothing is left to draw") as caught:
+        llm.generate([PROMPT] * 2, [SamplingParams(temperature=0, max_tokens=12), barred])
+    assert caught.value.outputs[0] is not None
+    assert caught.value.outputs[0].outputs == [expected]
+    assert_idle(llm)
+
+
+def test_choices_of_several_prompts_come_in_order(llm: LLM) -> None:  # known fault B116
+    """Prompts of both forms, more choices than the engine has slots."""
+    prompts: list[Any] = ["hello", [5, 6, 7], "the quick", [9] * 20]
+    params = SamplingParams(temperature=1.3, seed=4, n=3, max_tokens=9, logprobs=2)
+    small = LLM(llm.path, max_num_seqs=2)
+    for prompt, output in zip(prompts, small.generate(prompts, params), strict=True):
+        (alone,) = llm.generate([prompt], params)
+        assert output.outputs == alone.outputs
+        assert output.prompt_token_ids == alone.prompt_token_ids
+        assert [choice.index for choice in output.outputs] == [0, 1, 2]
+        assert all(choice.logprobs and len(choice.logprobs) == len(choice.token_ids) for choice in output.outputs)
 
 
 @pytest.mark.parametrize("bad", [-1, 300, 10**6, 2**70])

@@ -182,6 +182,27 @@ def test_a_crowd_over_a_few_beginnings_in_a_scarce_pool(tiny: Path) -> None:  # 
     assert llm._core.kv_cache.usage().cached_blocks > 0
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_long_prompts_that_are_cached(tmp_path: Path, arch: str) -> None:  # known faults B53, B56
+    """Hits that end inside the spans of attention: again and again, partly, and after an eviction."""
+    path = write_tiny_model(tmp_path / "long.gguf", arch, seed=3, context_length=2048)
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=3)
+    prompt = random_tokens(8, 1500)
+    llm, off = LLM(path, max_num_seqs=2), LLM(path, max_num_seqs=1, enable_prefix_caching=False)
+    expected = {n: off.generate([prompt[:n]], params)[0].outputs for n in (1500, 900)}
+    hits = []
+    for n in (1500, 1500, 900, 1500):
+        output = llm.generate([prompt[:n]], params)[0]
+        assert output.outputs == expected[n]
+        hits.append(output.num_cached_tokens)
+    assert hits[0] == 0
+    assert min(hits[1:]) > 700
+    llm.generate([random_tokens(i, 2000) for i in range(3)], params)
+    output = llm.generate([prompt], params)[0]
+    assert output.outputs == expected[1500]
+    assert output.num_cached_tokens < hits[1]
+
+
 def preempting(scheduler: Scheduler, step: Iterator[int], at: int, victim: int) -> Callable[[float], SchedulerOutput]:
     """``scheduler.schedule`` that first preempts the ``victim``-th running request, in step ``at``."""
     schedule = scheduler.schedule

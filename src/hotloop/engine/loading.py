@@ -66,6 +66,13 @@ def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
         vocab_size=runner.vocab_size, weight_bytes_per_step=runner.weight_bytes_per_step,
     )  # fmt: skip
     _log.info("%s: %s", path.name, info)
+    needed = core.kv_cache.blocks_to_hold(runner.max_model_len - 1)
+    if needed > runner.num_blocks:
+        _log.warning(
+            "the KV pool has %d blocks and a request of max_model_len %d takes %d: those that need more than there are "
+            "will be refused; lower max_model_len or raise kv_cache_memory_bytes",
+            runner.num_blocks, runner.max_model_len, needed,
+        )  # fmt: skip
     inputs = InputProcessor(tokenizer, runner.max_model_len, recommended=recommended, name=path.name)
     return LoadedEngine(path, config, inputs, runner, core, InProcessClient(core, info), ceiling)
 

@@ -23,8 +23,8 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary.compact()
         self._types = self._vocabulary.token_types.tobytes()
-        self._max_text_chars = max(map(len, vocabulary.tokens))
         self._is_sentencepiece = vocabulary.model == "llama"
+        self._max_token_len = self._longest(vocabulary)
         family = sentencepiece if self._is_sentencepiece else byte_level
         self._literal = self._pipeline(family.build(vocabulary), parse_special=False)
 
@@ -89,18 +89,26 @@ class Tokenizer:
         """Whether encoding puts a space before the text, which decoding from the start takes away again."""
         return self._is_sentencepiece and self._vocabulary.add_space_prefix
 
-    @property
-    def max_token_chars(self) -> int:
-        """No token stands for more characters of input than this."""
-        # The text of a byte-level token has one character for each byte, so it is no shorter than what it stands for.
-        return self._max_text_chars * (1 if self._is_sentencepiece else _MAX_DECOMPOSED_CHARS_PER_BYTE)
+    def _longest(self, vocabulary: Vocabulary) -> int:
+        """No token stands for more input than this: characters of a SentencePiece token, bytes of a byte-level one."""
+        longest = max(map(len, vocabulary.tokens))  # the text of a byte-level token has one character for each byte
+        if self._is_sentencepiece:
+            return longest
+        added = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)  # plain UTF-8
+        return max([longest, *(len(vocabulary.tokens[i].encode("utf-8", "replace")) for i in added)])
 
     def min_num_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens of `text`, found without encoding it.
 
         Characters that the vocabulary cannot express have no token, but count here all the same.
         """
-        return -(-len(text) // self.max_token_chars)
+        if self._is_sentencepiece:
+            size = len(text)
+        elif self._literal.normalizer is not None:
+            size = -(-len(text) // _MAX_DECOMPOSED_CHARS_PER_BYTE)
+        else:
+            size = len(text.encode("utf-8", "replace"))
+        return -(-size // self._max_token_len)
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`; BOS is added where the metadata says so, and never doubled.

@@ -274,6 +274,16 @@ def test_the_lower_bound_of_the_number_of_tokens_holds(tokenizer: Tokenizer) -> 
     assert tokenizer.min_num_tokens("a" * 10**6) > 10**6 // 200
 
 
+def test_the_lower_bound_counts_bytes_where_tokens_are_bytes() -> None:  # known fault B108
+    """Unless a normalizer may leave less of them."""
+    plain, normalizing = small_bpe("smollm"), small_bpe("qwen2")
+    ascii_ = plain.min_num_tokens("a" * 9600)
+    assert ascii_ == 2 * normalizing.min_num_tokens("a" * 9600)
+    assert plain.min_num_tokens("\u0378" * 9600) == 2 * ascii_
+    assert plain.min_num_tokens("😀" * 9600) == 4 * ascii_
+    assert plain.min_num_tokens("") == 0
+
+
 @pytest.mark.parametrize("tokenizer", [small_bpe("qwen2"), small_bpe("smollm"), small_spm()])
 def test_hostile_texts_are_encoded_whole(tokenizer: Tokenizer) -> None:  # known fault B108
     for text in ("a" * 50_000, " " * 50_000, "\n" * 50_000, "😀" * 10_000, "a1" * 20_000, "\u0378" * 20_000):
