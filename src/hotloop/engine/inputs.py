@@ -195,7 +195,8 @@ class InputProcessor:
             return prompt, ids
         ids = list(prompt)
         if not _are_integers(ids):
-            raise InvalidRequestError("prompt_token_ids must be a list of integers")
+            bad = next(i for i in ids if not _are_integers([i]))
+            raise InvalidRequestError(f"prompt_token_ids must be a list of integers and holds {bad!r:.60}")
         return None, ids
 
 

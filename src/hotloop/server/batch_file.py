@@ -19,6 +19,8 @@ from hotloop.errors import InvalidRequestError
 from hotloop.server.bodies import ENDPOINTS, Body, parse_body
 from hotloop.server.responses import error_body
 
+_BEGIN = b'{"id": "batch_req_'  # of every line of the output
+
 LineKey = str | int  # custom_id, or the number of a line that has none of its own
 
 
@@ -97,11 +99,14 @@ class BatchOutput:
     ``done``: the keys of the lines that it holds already. A last line that was cut off is removed. Every line is one write
     to the file: whatever ends the process, finished lines are whole and there.
 
-    Raises: InvalidRequestError if another process is writing the file or it holds something else than answers.
+    Raises: InvalidRequestError if it is no regular file, another process is writing it or it holds something else than
+    answers.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        if path.exists() and not path.is_file():  # a device or a pipe may have no end to read to
+            raise InvalidRequestError(f"{path} is no regular file; a restart needs the answers in one, give another output")
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,7 +154,7 @@ class BatchOutput:
         with os.fdopen(os.dup(self._file), "rb") as file:
             for number, raw in enumerate(file, start=1):
                 key = _answered(raw)
-                if key is None and raw.endswith(b"\n"):
+                if key is None and (raw.endswith(b"\n") or not _may_be_cut_off(raw)):
                     raise InvalidRequestError(
                         f"line {number} of {self._path} is no answer of a batch; choose another output file"
                     )
@@ -162,6 +167,11 @@ class BatchOutput:
                 end += len(raw)
         os.ftruncate(self._file, end)
         return done
+
+
+def _may_be_cut_off(raw: bytes) -> bool:
+    """Whether it is how an answer begins."""
+    return _BEGIN.startswith(raw) or raw.startswith(_BEGIN)
 
 
 def _answered(raw: bytes) -> LineKey | None:

@@ -92,12 +92,24 @@ def test_every_prefix_of_an_output_is_repaired(tmp_path: Path) -> None:
         assert len(path.read_bytes().splitlines()) == complete + 1
 
 
-def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["my notes\nare precious\n", "my notes, without an end of line", '{"id": "mine"', "[1]"])
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "notes.txt"
-    path.write_text("my notes\nare precious\n")
+    path.write_text(text)
     with pytest.raises(InvalidRequestError, match=r"line 1 of .*notes.txt is no answer"):
         BatchOutput(path)
-    assert path.read_text() == "my notes\nare precious\n"
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "out.jsonl" if kind != "device" else Path("/dev/null")
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(InvalidRequestError, match="no regular file"):
+        BatchOutput(path)
 
 
 def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
