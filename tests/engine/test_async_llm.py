@@ -1,6 +1,7 @@
 """AsyncLLM: many coroutines at once, cancellation, idleness, and what happens when the engine's thread fails."""
 
 import asyncio
+import os
 import random
 import threading
 import time
@@ -284,6 +285,30 @@ def test_a_dead_thread_ends_every_stream_with_an_error(
     asyncio.run(main())
     assert engine._pump.failure is not None
     engine.close()
+    engine.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_process_is_told_that_it_has_no_engine(model: Path) -> None:
+    """And neither its requests nor its end wait for the thread that it does not have, or for a lock of that thread's."""
+    engine = AsyncLLM(model)
+    with engine._pump._lock, engine._pump.client._core_lock:  # type: ignore[attr-defined]  # as while a step runs
+        child = os.fork()
+        if child == 0:
+            try:
+                with pytest.raises(HotloopError, match="forked"):
+                    asyncio.run(engine.answer("hello", GREEDY))
+                engine.close()
+                os._exit(0)
+            finally:
+                os._exit(2)
+    killer = threading.Timer(30, os.kill, (child, 9))
+    killer.start()
+    _, status = os.waitpid(child, 0)
+    killer.cancel()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert asyncio.run(engine.answer("hello", GREEDY)).finished
     engine.close()
 
 

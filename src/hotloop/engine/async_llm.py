@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Sequence
@@ -174,6 +175,7 @@ class DeltaPump:
         self._named: dict[str, RequestId] = {}  # the name of a prompt -> its first request
         self._failure: str | None = None
         self._is_closed = False
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="hotloop-engine", daemon=True)
         self._thread.start()
 
@@ -183,12 +185,19 @@ class DeltaPump:
         return self._failure
 
     @property
+    def _is_forked(self) -> bool:
+        """The thread stayed in the parent process, and may have held locks that nobody lets go of here."""
+        return os.getpid() != self._pid
+
+    @property
     def num_open(self) -> int:
         """Requests that somebody still reads."""
         return len(self._streams)
 
     def open(self, ask: Ask) -> DeltaStream:
         """Start the requests of a prompt. Called in the event loop that reads. Raises as ``EngineClient.check``."""
+        if self._is_forked:
+            raise HotloopError("this process was forked and has no engine thread; make an AsyncLLM of its own in it")
         for request in ask.requests:
             self.client.check(request)
         stream = DeltaStream(asyncio.get_running_loop())
@@ -204,6 +213,8 @@ class DeltaPump:
 
     def close_ask(self, ask: Ask) -> None:
         """Nobody reads it any more; its name is free."""
+        if self._is_forked:
+            return
         first = ask.requests[0].request_id
         with self._lock:
             if self._named.get(ask.name) == first:
@@ -212,12 +223,16 @@ class DeltaPump:
 
     def close_requests(self, request_ids: Sequence[RequestId]) -> None:
         """Those that have not ended leave the engine before its next step."""
+        if self._is_forked:
+            return
         with self._lock:
             running = [i for i in request_ids if self._streams.pop(i, None) is not None]
         if running:
             self.client.abort(running)
 
     def close(self) -> None:
+        if self._is_forked:
+            return
         self._fail("the engine is closed")
         self._is_closed = True
         self.client.close()

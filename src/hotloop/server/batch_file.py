@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hotloop.errors import InvalidRequestError
+from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.server.bodies import ENDPOINTS, Body, parse_body
 from hotloop.server.responses import error_body
 
@@ -145,8 +145,13 @@ class BatchOutput:
             data = json.dumps(answer, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         except UnicodeEncodeError:  # half a surrogate pair in a custom_id or a prompt: only an escape can hold it
             data = json.dumps(answer, allow_nan=False).encode() + b"\n"
-        while data:
-            data = data[os.write(self._file, data) :]
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            raise HotloopError(
+                f"cannot write {self._path}: {error.strerror}; the answers before are in it: make room and start again"
+            ) from None
 
     def _read_and_repair(self) -> set[LineKey]:
         done: set[LineKey] = set()

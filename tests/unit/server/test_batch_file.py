@@ -1,5 +1,6 @@
 """Batch files: lines in, lines out, and what an interrupted run leaves."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.errors import InvalidRequestError
+from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.server.batch_file import BatchLine, BatchOutput, count_lines, read_batch
 
 
@@ -99,6 +100,25 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str) -> No
     with pytest.raises(InvalidRequestError, match=r"line 1 of .*notes.txt is no answer"):
         BatchOutput(path)
     assert path.read_text() == text
+
+
+def test_a_full_disk_is_named_and_a_restart_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.jsonl"
+    first, second = (BatchLine(i, key, "", None, None) for i, key in enumerate("ab", start=1))
+    write = os.write
+
+    def full(file: int, data: bytes) -> int:
+        if len(data) < 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:-50])
+
+    with BatchOutput(path) as output:
+        output.write_error(first, "bad")
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(HotloopError, match=r"cannot write .*out.jsonl: No space left"):
+            output.write_error(second, "bad")
+        monkeypatch.undo()
+    assert answered(path) == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
