@@ -42,6 +42,15 @@ void quantize_group(const float* x, int8_t* q, float* scale, float* scaled_sum, 
   sum16[1] = static_cast<int16_t>(upper);
 }
 
+// With four tokens or more the arithmetic hides too little of the memory's latency: the processor has fewer loads in flight
+// than with one, where software prefetch only harms. So what a pass reads first is fetched this far ahead.
+constexpr int64_t kPrefetchGroups = 16;
+constexpr int kPrefetchTokens = 4;
+
+inline void prefetch(const uint8_t* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), _MM_HINT_T0);
+}
+
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
 inline __m256i broadcast4(const void* p) {  // 4 bytes to all 8 lanes
@@ -89,6 +98,7 @@ struct XTile {
 }  // namespace hotloop::HOTLOOP_TARGET
 
 #include "kernels/linear_avx2_formats.inl"
+#include "kernels/linear_avx2_panel.inl"
 
 namespace hotloop::HOTLOOP_TARGET {
 namespace {
@@ -96,17 +106,8 @@ namespace lin {
 
 // ---- tiles ------------------------------------------------------------------------------------------------------
 
-// With four tokens or more the arithmetic hides too little of the memory's latency: the processor has fewer loads in flight
-// than with one, where software prefetch only harms. So the groups of a tile's first pass are fetched this far ahead.
-constexpr int64_t kPrefetchGroups = 16;
-constexpr int kPrefetchTokens = 4;
-
-inline void prefetch(const uint8_t* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), _MM_HINT_T0);
-}
-
-// Row blocks first, first + step, ... (R of them) x tokens token .. token + N - 1. FirstPass: nobody read them just before.
-template <class Format, int R, int N, bool FirstPass = false>
+// Row blocks first, first + step, ... (R of them) x tokens token .. token + N - 1.
+template <class Format, int R, int N>
 void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& range, int64_t first, int64_t step,
                int64_t token) {
   const uint8_t* block[R];
@@ -117,11 +118,7 @@ void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& rang
     for (int n = 0; n < N; ++n) acc[r][n] = _mm256_setzero_ps();
   }
   const int64_t groups = w.cols / kGroupSize;
-  const int64_t group_bytes = row_block_bytes(w.format, w.cols) / groups;
   for (int64_t g = 0; g < groups; ++g) {
-    if constexpr (FirstPass && N >= kPrefetchTokens) {
-      for (int r = 0; r < R; ++r) prefetch(block[r] + (g + kPrefetchGroups) * group_bytes, group_bytes);
-    }
     __m256i sum[R][N];
     Format::template dot<R, N>(block, x, g, sum);
     HOTLOOP_UNROLL
@@ -138,43 +135,24 @@ void int8_tile(const Matrix& w, const QuantizedActivations& a, const Range& rang
   }
 }
 
-// R row blocks x all tokens of the range: the row blocks stay in cache while the tokens pass over them.
-template <class Format, int R>
-void int8_rows(const Matrix& w, const QuantizedActivations& a, const Range& range, int64_t first, int64_t step) {
-  int64_t t = range.token_begin;
-  if constexpr (R == 1) {
-    if (t + 8 <= range.token_end) {
-      int8_tile<Format, R, 8, true>(w, a, range, first, step, t);
-      for (t += 8; t + 8 <= range.token_end; t += 8) int8_tile<Format, R, 8>(w, a, range, first, step, t);
-    } else if (t + 4 <= range.token_end) {
-      int8_tile<Format, R, 4, true>(w, a, range, first, step, t);
-      t += 4;
-    }
-    if (t + 4 <= range.token_end) {
-      int8_tile<Format, R, 4>(w, a, range, first, step, t);
-      t += 4;
-    }
-  }
-  for (; t + 2 <= range.token_end; t += 2) int8_tile<Format, R, 2>(w, a, range, first, step, t);
-  if (t < range.token_end) int8_tile<Format, R, 1>(w, a, range, first, step, t);
-}
-
-// R distant streams in lockstep over the range's row blocks, then what is left one by one.
-template <class Format, int R>
+// R distant streams in lockstep over the range's row blocks, then what is left one by one; the range has N tokens.
+template <class Format, int R, int N>
 void int8_streams(const Matrix& w, const QuantizedActivations& a, const Range& range) {
   const int64_t step = (range.row_block_end - range.row_block_begin) / R;
-  for (int64_t i = 0; i < step; ++i) int8_rows<Format, R>(w, a, range, range.row_block_begin + i, step);
+  for (int64_t i = 0; i < step; ++i) {
+    int8_tile<Format, R, N>(w, a, range, range.row_block_begin + i, step, range.token_begin);
+  }
   for (int64_t b = range.row_block_begin + R * step; b < range.row_block_end; ++b) {
-    int8_rows<Format, 1>(w, a, range, b, 0);
+    int8_tile<Format, 1, N>(w, a, range, b, 0, range.token_begin);
   }
 }
 
 template <class Format>
 void linear_int8(const Matrix& w, const Activations& x, const Range& range) {
   const int64_t tokens = range.token_end - range.token_begin;
-  if (tokens == 1) return int8_streams<Format, 4>(w, x.quantized, range);
-  if (tokens == 2) return int8_streams<Format, 2>(w, x.quantized, range);
-  return int8_streams<Format, 1>(w, x.quantized, range);
+  if (tokens == 1) return int8_streams<Format, 4, 1>(w, x.quantized, range);
+  if (tokens == 2) return int8_streams<Format, 2, 2>(w, x.quantized, range);
+  return panel::linear_int8<Format>(w, x.quantized, range);
 }
 
 // ---- f32 activations --------------------------------------------------------------------------------------------

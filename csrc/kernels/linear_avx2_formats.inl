@@ -242,6 +242,27 @@ inline void table_dot(const uint8_t* const (&nibbles)[R], const XTile<N>& x, int
   }
 }
 
+// ---- dots of many tokens (linear_avx2_panel.inl) ----------------------------------------------------------------
+
+namespace panel {
+template <int Offset, int AddBack>
+struct Whole;
+template <int Offset>
+struct Halves;
+struct Signed;
+}  // namespace panel
+
+// Register J of nibbles, of a table's values.
+template <int J>
+inline __m256i nibbles_of(const uint8_t* nibbles) {
+  const __m256i v = load256(nibbles + 32 * (J % 4));
+  return J < 4 ? low_nibbles(v) : high_nibbles(v);
+}
+template <int J>
+inline __m256i table_values(const uint8_t* nibbles) {
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load128(values::kIq4Codebook)), nibbles_of<J>(nibbles));
+}
+
 // ---- how a group enters acc -------------------------------------------------------------------------------------
 
 struct ScaleOnly {
@@ -280,6 +301,11 @@ struct ScaleAndMinus {  // m is the min without its sign
 
 struct Q4_0 : ScaleOnly {
   using Values = values::Q4_0;
+  using Dot = panel::Whole<8, 0>;
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return nibbles_of<J>(Values::group(block, g).nibbles);
+  }
   static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::group(block, g).d)}; }
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
@@ -292,6 +318,11 @@ struct Q4_0 : ScaleOnly {
 
 struct Q4_1 : ScaleAndMin {
   using Values = values::Q4_1;
+  using Dot = panel::Whole<0, 0>;
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return nibbles_of<J>(Values::group(block, g).nibbles);
+  }
   static Factors factors(const uint8_t* block, int64_t g) {
     const layout::Q4_1Group& w = Values::group(block, g);
     return {half8_to_float(w.d), half8_to_float(w.m)};
@@ -306,6 +337,7 @@ struct Q4_1 : ScaleAndMin {
 
 struct Q5_0 : ScaleOnly, Ascending {
   using Values = values::Q5_0;
+  using Dot = panel::Whole<16, 0>;
   static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::group(block, g).d)}; }
   template <int J>
   static __m256i code(const uint8_t* block, int64_t g) {
@@ -320,6 +352,11 @@ struct Q5_0 : ScaleOnly, Ascending {
 
 struct Q8_0 : ScaleOnly {
   using Values = values::Q8_0;
+  using Dot = panel::Signed;
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return load256(Values::group(block, g).q + 32 * J);
+  }
   static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::group(block, g).d)}; }
   // |w| unsigned (128 included) times x with w's sign: 2 x 128 x 127 = 32512 fits int16, no second pair does.
   template <int R, int N>
@@ -348,6 +385,11 @@ struct Q8_0 : ScaleOnly {
 
 struct Q4_K : ScaleAndMinus {
   using Values = values::Q4_K;
+  using Dot = panel::Whole<0, 0>;
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return nibbles_of<J>(Values::superblock(block, g).nibbles[g % 8]);
+  }
   static Factors factors(const uint8_t* block, int64_t g) {
     const layout::Q4KSuperblock& w = Values::superblock(block, g);
     return factors_of(w.d, w.dmin, w.scales[g % 8]);
@@ -362,6 +404,10 @@ struct Q4_K : ScaleAndMinus {
 
 struct Q6_K : ScaleOnly, Ascending {
   using Values = values::Q6_K;
+  using Dot = panel::Halves<32>;
+  static __m256i half_scales(const uint8_t* block, int64_t g) {
+    return _mm256_cvtepi8_epi16(load128(Values::superblock(block, g).groups[g % 8].scales));
+  }
   static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::superblock(block, g).d)}; }
   template <int J>
   static __m256i code(const uint8_t* block, int64_t g) {
@@ -370,15 +416,14 @@ struct Q6_K : ScaleOnly, Ascending {
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
     __m256i scales[R];
-    for (int r = 0; r < R; ++r) {
-      scales[r] = _mm256_cvtepi8_epi16(load128(Values::superblock(block[r], g).groups[g % 8].scales));
-    }
+    for (int r = 0; r < R; ++r) scales[r] = half_scales(block[r], g);
     scaled_halves_dot<Q6_K, 2, 32, R, N>(block, scales, x, g, sum);
   }
 };
 
 struct Q5_1 : ScaleAndMin, Ascending {
   using Values = values::Q5_1;
+  using Dot = panel::Whole<16, 16>;
   static Factors factors(const uint8_t* block, int64_t g) {
     const layout::Q5_1Group& w = Values::group(block, g);
     return {half8_to_float(w.d), half8_to_float(w.m)};
@@ -395,6 +440,7 @@ struct Q5_1 : ScaleAndMin, Ascending {
 
 struct Q5_K : ScaleAndMinus, Ascending {
   using Values = values::Q5_K;
+  using Dot = panel::Whole<16, 16>;
   static Factors factors(const uint8_t* block, int64_t g) {
     const layout::Q5KSuperblock& w = Values::superblock(block, g);
     return factors_of(w.d, w.dmin, w.scales[g % 8]);
@@ -411,6 +457,10 @@ struct Q5_K : ScaleAndMinus, Ascending {
 
 struct Q2_K : Ascending {
   using Values = values::Q2_K;
+  using Dot = panel::Halves<0>;
+  static __m256i half_scales(const uint8_t* block, int64_t g) {
+    return _mm256_and_si256(scale_bytes(block, g), _mm256_set1_epi16(15));
+  }
   struct Factors {
     __m256 d, dmin;
     __m256i mins;  // (m0, m1) as int16
@@ -429,7 +479,7 @@ struct Q2_K : Ascending {
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
     __m256i scales[R];
-    for (int r = 0; r < R; ++r) scales[r] = _mm256_and_si256(scale_bytes(block[r], g), _mm256_set1_epi16(15));
+    for (int r = 0; r < R; ++r) scales[r] = half_scales(block[r], g);
     scaled_halves_dot<Q2_K, 4, 0, R, N>(block, scales, x, g, sum);
   }
   static __m256 accumulate(__m256 acc, __m256 idot, const Factors& w, const XFactors& x) {
@@ -441,6 +491,10 @@ struct Q2_K : Ascending {
 
 struct Q3_K : ScaleOnly, Ascending {
   using Values = values::Q3_K;
+  using Dot = panel::Halves<4>;
+  static __m256i half_scales(const uint8_t* block, int64_t g) {
+    return _mm256_sub_epi16(six_bit_pairs(Values::superblock(block, g).scales[g % 8]), _mm256_set1_epi16(32));
+  }
   static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::superblock(block, g).d)}; }
   template <int J>
   static __m256i code(const uint8_t* block, int64_t g) {
@@ -450,16 +504,18 @@ struct Q3_K : ScaleOnly, Ascending {
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
     __m256i scales[R];
     HOTLOOP_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const __m256i stored = six_bit_pairs(Values::superblock(block[r], g).scales[g % 8]);
-      scales[r] = _mm256_sub_epi16(stored, _mm256_set1_epi16(32));
-    }
+    for (int r = 0; r < R; ++r) scales[r] = half_scales(block[r], g);
     scaled_halves_dot<Q3_K, 4, 4, R, N>(block, scales, x, g, sum);
   }
 };
 
 struct IQ4_NL : ScaleOnly {
   using Values = values::IQ4_NL;
+  using Dot = panel::Signed;
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return table_values<J>(Values::group(block, g).nibbles);
+  }
   static Factors factors(const uint8_t* block, int64_t g) { return {half8_to_float(Values::group(block, g).d)}; }
   template <int R, int N>
   static void dot(const uint8_t* const (&block)[R], const XTile<N>& x, int64_t g, __m256i (&sum)[R][N]) {
@@ -471,6 +527,11 @@ struct IQ4_NL : ScaleOnly {
 
 struct IQ4_XS : ScaleOnly {
   using Values = values::IQ4_XS;
+  using Dot = panel::Signed;
+  template <int J>
+  static __m256i code(const uint8_t* block, int64_t g) {
+    return table_values<J>(Values::superblock(block, g).nibbles[g % 8]);
+  }
   static Factors factors(const uint8_t* block, int64_t g) {
     const layout::IQ4XSSuperblock& w = Values::superblock(block, g);
     const __m256i scale = _mm256_sub_epi32(six_bit_numbers(w.scales[g % 8]), _mm256_set1_epi32(32));
@@ -486,6 +547,7 @@ struct IQ4_XS : ScaleOnly {
 
 struct MXFP4 : ScaleOnly, NibblesTogether {
   using Values = values::MXFP4;
+  using Dot = panel::Whole<12, 0>;
   static Factors factors(const uint8_t* block, int64_t g) {
     const uint8_t* e = Values::group(block, g).e;
     const __m256i exponent = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(e)));
