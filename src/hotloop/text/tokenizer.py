@@ -14,6 +14,8 @@ from hotloop.text.vocabulary import TokenType, Vocabulary, read_vocabulary
 
 # Normalization to NFC may compose several characters into one, but never more than two for each byte of UTF-8.
 _MAX_DECOMPOSED_CHARS_PER_BYTE = 2
+# Longer texts are encoded without Python's lock, so that other threads go on; it takes a thread pool of the library.
+_LONG_TEXT = 4096
 _SPECIAL_TYPES = frozenset((TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED))
 
 
@@ -118,7 +120,7 @@ class Tokenizer:
         """
         _check_unicode(text)
         pipeline = self._parsing if parse_special else self._literal
-        ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
+        ids: list[int] = _encode(pipeline, text).ids
         return self.with_special(ids) if add_special else ids
 
     def find_control(self, text: str) -> list[tuple[int, int, int]]:
@@ -127,7 +129,7 @@ class Tokenizer:
         Raises InvalidRequestError for text that is not valid Unicode.
         """
         _check_unicode(text)
-        found = self._control_finder.encode(text, add_special_tokens=False)
+        found = _encode(self._control_finder, text)
         spans = []
         for token, (start, end) in zip(found.tokens, found.offsets, strict=True):
             token_id = self.token_id(token)
@@ -181,6 +183,12 @@ class Tokenizer:
 
 def _added(text: str, *, special: bool) -> tokenizers.AddedToken:
     return tokenizers.AddedToken(text, special=special, normalized=False)
+
+
+def _encode(pipeline: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    if len(text) < _LONG_TEXT:
+        return pipeline.encode(text, add_special_tokens=False)
+    return pipeline.encode_batch([text], add_special_tokens=False)[0]
 
 
 def _check_unicode(text: str) -> None:

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import threading
+import time
 import zlib
 from collections.abc import Callable
 from functools import cache
@@ -288,3 +290,26 @@ def test_the_lower_bound_counts_bytes_where_tokens_are_bytes() -> None:  # known
 def test_hostile_texts_are_encoded_whole(tokenizer: Tokenizer) -> None:  # known fault B108
     for text in ("a" * 50_000, " " * 50_000, "\n" * 50_000, "😀" * 10_000, "a1" * 20_000, "\u0378" * 20_000):
         assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:  # known faults B108, B132
+    tokenizer = small_bpe("smollm")
+    turns, ended = 0, threading.Event()
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not ended.is_set():
+            turns += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=take_turns)
+    thread.start()
+    try:
+        while not turns:
+            time.sleep(0)
+        before = turns
+        tokenizer.encode("a" * 200_000)
+        assert turns - before > 100
+    finally:
+        ended.set()
+        thread.join()
