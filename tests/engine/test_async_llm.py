@@ -131,6 +131,19 @@ def test_clients_that_leave_while_blocks_are_short(model: Path, llm: LLM) -> Non
     assert all(a is None or a.outputs == b.outputs for a, b in zip(outputs, expected, strict=True))
 
 
+def test_salts_keep_prompts_apart(engine: AsyncLLM) -> None:  # known fault B45
+    prompt = list(range(100, 160))
+
+    async def num_cached(salt: str) -> int:
+        output = await engine.answer(prompt, GREEDY, cache_salt=salt)
+        return output.num_cached_tokens
+
+    async def main() -> list[int]:
+        return [await num_cached(salt) for salt in ("", "a", "b", "", "a", "b")]
+
+    assert asyncio.run(main()) == [0, 0, 0, 48, 48, 48]
+
+
 def test_a_break_out_of_the_loop_ends_the_request(engine: AsyncLLM) -> None:
     async def main() -> None:
         async for _ in engine.generate("hello", LONG):

@@ -78,9 +78,13 @@ def test_what_a_chat_body_may_not_hold(fields: dict[str, Any], message: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"), [({"prompt": None}, "prompt is missing"), ({"prompt": []}, "prompt is"), ({"echo": True}, "echo")]
-)
-def test_what_a_completion_body_may_not_hold(fields: dict[str, Any], message: str) -> None:
+    ("fields", "message"),
+    [
+        ({"prompt": None}, "prompt is missing"), ({"prompt": []}, "prompt is"), ({"echo": True}, "echo"),
+        ({"echo": True, "logprobs": 1}, "echo"), ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)  # fmt: skip
+def test_what_a_completion_body_may_not_hold(fields: dict[str, Any], message: str) -> None:  # known faults B19, B21
     with pytest.raises(InvalidRequestError, match=message):
         completion(**fields)
 
