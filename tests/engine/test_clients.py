@@ -1,5 +1,6 @@
 """Clients of one engine: threads that share it, answers that fail among others, priorities, and the in-process transport."""
 
+import signal
 import threading
 import time
 from pathlib import Path
@@ -162,3 +163,26 @@ def test_timelines_tell_hits_and_preemptions(llm: LLM) -> None:
     assert again.num_cached_tokens == 59 - 59 % 16
     assert again.timings is not None
     assert again.timings["preemptions"] == 0
+
+
+def test_an_interrupt_takes_no_tokens_of_another_reader(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    expected = llm.generate("fox", params)[0].outputs[0].token_ids
+    handler = signal.getsignal(signal.SIGINT)
+    interrupted, other = llm.stream("hello", params), llm.stream("fox", params)
+    next(interrupted)
+    chunks = [next(other)]
+    step = llm._core.step
+
+    def step_with_ctrl_c() -> list[TokenDelta]:
+        deltas = step()
+        signal.raise_signal(signal.SIGINT)
+        return deltas
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._core, "step", step_with_ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            list(interrupted)
+    assert [i for c in (*chunks, *other) for i in c.token_ids] == expected
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert_idle(llm)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from hotloop.engine.client import EngineClient
+from hotloop.engine.interrupts import interrupts_deferred
 from hotloop.request import Request, RequestId, TokenDelta
 
 
@@ -51,18 +52,26 @@ class DeltaRouter:
                     deltas = list(mailbox.ready)
                     mailbox.ready.clear()
                     return deltas
-                self._is_polling = True
-            deltas = []
-            try:
-                deltas = self.client.poll()
-            finally:
-                with self._changed:
-                    self._is_polling = False
-                    for delta in deltas:
-                        owner = self._mailboxes.get(delta.request_id)
-                        if owner is not None:  # else given up while the step ran
-                            owner.ready.append(delta)
-                    self._changed.notify_all()
+            with interrupts_deferred():
+                self._poll()
+
+    def _poll(self) -> None:
+        """Bring all readers what a step gives, unless another thread is at it."""
+        with self._changed:
+            if self._is_polling:
+                return
+            self._is_polling = True
+        deltas: list[TokenDelta] = []
+        try:
+            deltas = self.client.poll()
+        finally:
+            with self._changed:
+                self._is_polling = False
+                for delta in deltas:
+                    owner = self._mailboxes.get(delta.request_id)
+                    if owner is not None:  # else given up while the step ran
+                        owner.ready.append(delta)
+                self._changed.notify_all()
 
 
 class Mailbox:
