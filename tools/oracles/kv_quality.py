@@ -1,10 +1,11 @@
 """What a KV dtype costs: its logits against those of another KV dtype, on the same text at 2k to 4k tokens of context.
 
-    python tools/oracles/kv_quality.py MODEL.gguf ... [--dtype int8] [--against f16] [--activations int8] [--tokens 4096]
+    python tools/oracles/kv_quality.py MODEL.gguf ... [--dtype int8] [--against f16] [--activations f32] [--tokens 4096]
 
 Prints mean and largest KL(against || dtype) in nats, how often both have the same best token, and the change of perplexity
-over the second half of the text. int8 activations are chaotic: a change in the last bit of K draws another sample of their
-rounding, so with them even `--dtype f32` is some 1e-3 nats away from f16; `--activations f32` shows the KV dtype alone.
+over the second half of the text. `--activations int8` is what the engine runs, but their rounding is chaotic: a change in
+the last bit of K draws another sample of it, so that even `--dtype f32` is some 3e-3 nats away from f16. Float activations
+show the KV dtype alone.
 Exit status 1 if mean KL or perplexity miss their limits.
 """
 
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
     parser.add_argument("--dtype", default="int8")
     parser.add_argument("--against", default="f16")
-    parser.add_argument("--activations", default="int8", choices=["int8", "f32"])
+    parser.add_argument("--activations", default="f32", choices=["int8", "f32"])
     parser.add_argument("--tokens", type=int, default=4096)
     args = parser.parse_args()
     results = [compare(model, args) for model in args.models]
