@@ -208,7 +208,10 @@ HOTLOOP_INLINE void begin_row(RunningRow& row, int64_t head_dim) {
 
 HOTLOOP_INLINE void merge(RunningRow& row, float m, float l, const float* o, int64_t head_dim) {
   const float m_new = row.m > m ? row.m : m;
-  const F32x16 a = exp(broadcast(row.m - m_new)), b = exp(broadcast(m - m_new));
+  const F32x16 distance[2] = {broadcast(row.m - m_new), broadcast(m - m_new)};
+  F32x16 factor[2];
+  exp(distance, factor);
+  const F32x16 a = factor[0], b = factor[1];
   float lanes[16];
   store(lanes, fma(broadcast(l), b, broadcast(row.l) * a));
   row.m = m_new;

@@ -33,9 +33,8 @@ HOTLOOP_INLINE void add_values_chunk(const float* const* p, const SpanKv& kv, in
     for (int c = 0; c < C; ++c) sum[r][c] = load(o[r] + d + 16 * c);
   }
   const bool fetching = d == 0 && ahead.base != nullptr;
-  for (int j = begin; j < end; ++j) {
+  const auto add_position = [&](int j) __attribute__((always_inline)) {
     const Element* row = reinterpret_cast<const Element*>(kv.v + kv.v_offset[j]) + d;
-    if (fetching && j % kFetchedTogether == 0) fetch(ahead, j, kFetchedTogether);
 #ifdef HOTLOOP_SIMD_AVX512
     F32x16 x[C];
     for (int c = 0; c < C; ++c) x[c] = load_kv(row + 16 * c);
@@ -51,7 +50,14 @@ HOTLOOP_INLINE void add_values_chunk(const float* const* p, const SpanKv& kv, in
       HOTLOOP_COMPILER_BARRIER();
     }
 #endif
+  };
+  int j = begin;
+  for (; j + kFetchedTogether <= end; j += kFetchedTogether) {
+    if (fetching) fetch(ahead, j, kFetchedTogether);
+#pragma GCC unroll 4
+    for (int i = 0; i < kFetchedTogether; ++i) add_position(j + i);
   }
+  for (; j < end; ++j) add_position(j);
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < C; ++c) store(o[r] + d + 16 * c, sum[r][c]);
   }

@@ -47,10 +47,10 @@ void PlanAttentionOp::run(const Step& step, int64_t, float*) {
     tiles += num_kv_heads;
   });
   const int64_t most_units = std::max<int64_t>(1, work_units / (step.threads * kTilesPerThread));  // of one tile
-  // With a span or less per thread, query heads of one KV head are shared out.
-  const bool split_heads = tiles < step.threads && work_units < step.threads;
-  const int32_t head_step =
-      split_heads ? std::max(1, static_cast<int32_t>(ceil_div(heads_per_kv, step.threads))) : heads_per_kv;
+  // Where a few tiles of a span or less leave some threads idle at the end, the last KV heads share out their query heads.
+  const int64_t first_uneven = tiles < 2 * step.threads ? tiles / step.threads * step.threads : tiles;
+  const int32_t piece = static_cast<int32_t>(ceil_div(heads_per_kv, step.threads));
+  int64_t index = 0;
 
   int64_t partials = 0;
   for_token_tiles(batch, [&](int32_t r, int64_t begin, int64_t end) {
@@ -62,12 +62,14 @@ void PlanAttentionOp::run(const Step& step, int64_t, float*) {
     for (int32_t kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
       const int32_t first_head = kv_head * heads_per_kv;
       if (parts == 1) {
+        const int32_t head_step = index++ >= first_uneven ? piece : heads_per_kv;
         for (int32_t h = 0; h < heads_per_kv; h += head_step) {
           const int32_t last = std::min(h + head_step, heads_per_kv);
           work->tiles.push_back({r, {begin, end, kv_head, first_head + h, first_head + last}});
         }
         continue;
       }
+      ++index;
       const int32_t split = static_cast<int32_t>(work->splits.size());
       work->splits.push_back({spans.begin, partials, static_cast<int32_t>(parts)});
       partials += num_rows * num_spans * partial_floats(head_dim);
