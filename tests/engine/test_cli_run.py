@@ -192,6 +192,7 @@ def test_inspect_tells_what_a_model_needs(environment: dict[str, str], model: Pa
     assert facts["architecture"] == "llama"
     assert facts["chat_template"] is True
     assert facts["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
+    assert facts["kv_bytes_per_token_by_dtype"]["int8"] == 2 * 2 * 2 * (16 + 2)
     assert facts["context_tokens"] == 128
     assert sum(facts["tensor_bytes_by_format"].values()) < facts["file_bytes"]
     text = run(environment, "inspect", model).stdout

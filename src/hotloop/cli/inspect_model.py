@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from hotloop.cli import options as opt
 
 if TYPE_CHECKING:
+    from hotloop.kv_cache.layout import KVLayout
     from hotloop.weights.gguf import GGUFFile
 
 
@@ -55,7 +56,7 @@ def _file_facts(path: Path, gguf: GGUFFile) -> dict[str, Any]:
 
 def _model_facts(gguf: GGUFFile, max_model_len: int | None) -> dict[str, Any]:
     """What follows for hotloop; or why it cannot run the file."""
-    from hotloop.config import EngineConfig
+    from hotloop.config import EngineConfig, KVDtype
     from hotloop.errors import ModelFileError
     from hotloop.kv_cache.layout import KVLayout
     from hotloop.models.config import kv_groups
@@ -72,6 +73,7 @@ def _model_facts(gguf: GGUFFile, max_model_len: int | None) -> dict[str, Any]:
     config = EngineConfig(max_model_len=max_model_len)
     layout = KVLayout(kv_groups(model.config), config.block_size, config.kv_dtype)
     context = min(config.max_model_len or model.config.context_length, model.config.context_length)
+    layouts = [KVLayout(layout.groups, config.block_size, dtype) for dtype in get_args(KVDtype)]
     weights = model.weight_bytes(gguf)
     step_bytes = weight_bytes_per_step(model, gguf)
     ceiling = cached_read_bandwidth(config.num_threads)
@@ -86,13 +88,18 @@ def _model_facts(gguf: GGUFFile, max_model_len: int | None) -> dict[str, Any]:
         "vocab_size": model.config.vocab_size,
         "context_tokens": model.config.context_length,
         "kv_dtype": layout.dtype_name,
-        "kv_bytes_per_token": sum(layout.token_bytes(g) for g in range(len(layout.groups))),
+        "kv_bytes_per_token": _token_bytes(layout),
+        "kv_bytes_per_token_by_dtype": {other.dtype_name: _token_bytes(other) for other in layouts},
         "kv_pool_bytes": kv_pool,
         "memory_bytes": weights + kv_pool,
         "weight_bytes_per_step": step_bytes,
         "read_bandwidth_ceiling_bytes_per_s": ceiling.read_bandwidth_bytes_per_s,
         "decode_ceiling_tokens_per_s": ceiling.read_bandwidth_bytes_per_s / step_bytes,
     }
+
+
+def _token_bytes(layout: KVLayout) -> int:
+    return sum(layout.token_bytes(g) for g in range(len(layout.groups)))
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -115,7 +122,9 @@ def _print(facts: dict[str, Any]) -> None:
                        f"{facts['num_kv_heads']} KV heads, head_dim {facts['head_dim']}"),
             ("vocabulary", f"{facts['vocab_size']:,}"),
             ("context", f"{facts['context_tokens']:,} tokens"),
-            ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes per token ({facts['kv_dtype']})"),
+            ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes per token ({facts['kv_dtype']}); "
+                         + ", ".join(f"{n:,} as {name}" for name, n in facts["kv_bytes_per_token_by_dtype"].items()
+                                     if name != facts["kv_dtype"])),
             ("memory", f"{size(facts['memory_bytes'])}: weights, and {size(facts['kv_pool_bytes'])} KV at full context"),
             ("decode ceiling", f"{facts['decode_ceiling_tokens_per_s']:.1f} tokens/s at batch 1: "
                                f"{size(facts['weight_bytes_per_step'])} per step at "
