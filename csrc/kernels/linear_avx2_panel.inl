@@ -1,8 +1,8 @@
 // Many tokens on AVX2. What does not depend on the other side is done once per stretch of K and shared: a pair of row
 // blocks is expanded to bytes and f32 factors for all tokens, the tokens are copied into panels for all row blocks, both
 // small enough for the first-level cache however long a row is. A tile, 2 row blocks x 4 tokens, then only multiplies,
-// add and convert; its fma chains rest in a scratch between stretches. Same operations per output element as
 // adds and converts; its fma chains rest in a scratch between stretches. Same operations per output element as
+// linear_avx2.inl, so the same bits.
 namespace hotloop::HOTLOOP_TARGET {
 namespace {
 namespace lin {
