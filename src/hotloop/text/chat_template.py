@@ -113,7 +113,8 @@ def encode_chat(
     least = tokenizer.min_num_tokens(text)
     if max_tokens is not None and least > max_tokens:
         raise InvalidRequestError(
-            f"the conversation has {len(text)} characters, at least {least} tokens, more than {max_tokens}; shorten it"
+            f"the conversation has {len(text)} characters, at least {least} tokens, and the context length is {max_tokens}; "
+            f"shorten it or raise max_model_len"
         )
     ids, position = [], 0
     for start, end, token_id in tokenizer.find_control(text):
