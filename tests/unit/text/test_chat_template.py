@@ -341,7 +341,7 @@ def test_bos_comes_from_the_template_once() -> None:
 def test_refusals_before_the_costly_part() -> None:  # known fault B108
     tokenizer = byte_tokenizer()
     template = ChatTemplate(TEMPLATES["chatml"], bos_token="", eos_token="")
-    with pytest.raises(InvalidRequestError, match=r"at least .* tokens, context length is 100"):
+    with pytest.raises(InvalidRequestError, match=r"at least .* tokens, and the context length is 100"):
         encode_chat(tokenizer, template, [{"role": "user", "content": "a" * 10_000}], max_tokens=100)
     assert encode_chat(tokenizer, template, HI, max_tokens=100) == encode_chat(tokenizer, template, HI)
     with pytest.raises(InvalidRequestError, match="lone surrogate U\\+D800 at character 1"):
@@ -349,7 +349,7 @@ def test_refusals_before_the_costly_part() -> None:  # known fault B108
     nested: list[Any] = []
     for _ in range(200):
         nested = [nested]
-    with pytest.raises(InvalidRequestError, match="nested context length is 100 levels"):
+    with pytest.raises(InvalidRequestError, match="nested more than 100 levels"):
         encode_chat(tokenizer, template, [{"role": "user", "content": "a", "extra": nested}])
 
 
