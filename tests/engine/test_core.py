@@ -12,7 +12,7 @@ from hotloop.engine.model_runner import ModelRunner
 from hotloop.errors import HotloopError
 from hotloop.ops.batch import ForwardBatch
 from hotloop.request import Request, RequestId, TokenDelta
-from hotloop.sampling.draw import draw
+from hotloop.sampling.draw import Sampler
 from hotloop.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(temperature=0, top_p=1.0, top_k=0, min_p=0.0)
@@ -135,16 +135,17 @@ def test_a_draw_that_fails_ends_its_request_and_no_other(core: EngineCore, monke
     """NaN logits are a row's own error; an exception out of `draw` is told apart by drawing row by row."""
     core.add([request("a"), request("ccc")])
     expected = run(core)
+    draw = Sampler.draw
     for raises in (False, True):
 
-        def break_bb(isa: str, logits: Any, rows: Any, **options: Any) -> Any:
+        def break_bb(sampler: Sampler, logits: Any, rows: Any, **options: Any) -> Any:
             bad = [row.state.position for row in rows if row.state.draw_params.seed == 9]
             if bad and raises:  # noqa: B023
                 raise ZeroDivisionError("in a callback")
-            results = draw(isa, logits, rows, **options)
+            results = draw(sampler, logits, rows, **options)
             return [HotloopError("NaN") if r.state.draw_params.seed == 9 else d for r, d in zip(rows, results, strict=True)]
 
-        monkeypatch.setattr("hotloop.engine.faults.draw", break_bb)
+        monkeypatch.setattr(Sampler, "draw", break_bb)
         broken = request("bb")
         broken.seed = 9
         core.add([request("a"), broken, request("ccc")])

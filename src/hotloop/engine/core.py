@@ -19,7 +19,7 @@ from hotloop.engine.runner import Runner
 from hotloop.errors import InvalidRequestError
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.request import FinishReason, Request, RequestId, TokenDelta
-from hotloop.sampling.draw import Draw, Row
+from hotloop.sampling.draw import Draw, Row, Sampler
 from hotloop.sampling.state import SamplerState
 from hotloop.scheduler.limits import SchedulerLimits
 from hotloop.scheduler.output import ScheduledRequest, SchedulerOutput
@@ -56,6 +56,7 @@ class EngineCore:
             layout.block_sizes,
             max_requests=runner.max_num_seqs, max_tokens=runner.max_tokens, max_model_len=runner.max_model_len,
         )  # fmt: skip
+        self._sampler = Sampler(runner.isa)
         self._accounts = Accounts(layout)
         self._live: dict[RequestId, Live] = {}
         self._unfinished: SchedulerOutput | None = None  # scheduled, and interrupted before anything changed
@@ -77,10 +78,6 @@ class EngineCore:
     def has_work(self) -> bool:
         return bool(self._live)
 
-    @property
-    def last_step(self) -> StepRecord | None:
-        return self.steps.last
-
     def check(self, request: Request) -> None:
         """Whether a request can be served at all; depends on nothing that changes.
 
@@ -88,8 +85,6 @@ class EngineCore:
         CapacityError if it can never fit in the KV pool.
         """
         vocab_size = self.runner.vocab_size
-        if not request.prompt_token_ids:
-            raise InvalidRequestError("the prompt is empty; give at least one token")
         for what, ids in (("prompt", request.prompt_token_ids), ("output", request.output_token_ids)):
             if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
                 bad = next(i for i in ids if not 0 <= i < vocab_size)
@@ -249,11 +244,11 @@ class EngineCore:
             for drawing in (request, *children) if children else (request,):
                 live = self._live[drawing.request_id]
                 if live.sampler is None:
-                    live.sampler = self._sampler(drawing)
+                    live.sampler = self._sampler_state(drawing)
                 owners.append(live)
                 rows.append(Row(live.sampler, drawing.num_tokens))
                 logits_rows.append(index)
-        results = draw_rows(self.runner.isa, logits, rows, logits_rows)
+        results = draw_rows(self._sampler, logits, rows, logits_rows)
         drawn: list[tuple[Live, Draw]] = []
         for live, result in zip(owners, results, strict=True):
             if isinstance(result, Draw):
@@ -262,7 +257,7 @@ class EngineCore:
                 failed[live.request.request_id] = message_of(result)
         return [live for live, _ in drawn], [result for _, result in drawn]
 
-    def _sampler(self, request: Request) -> SamplerState:
+    def _sampler_state(self, request: Request) -> SamplerState:
         return SamplerState(
             request.params, seed=request.seed, choice=request.choice, prompt_token_ids=request.prompt_token_ids,
             output_token_ids=request.output_token_ids, stop_token_ids=request.stop_token_ids,

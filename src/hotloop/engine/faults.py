@@ -9,23 +9,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.errors import HotloopError
-from hotloop.sampling.draw import Draw, Row, draw
+from hotloop.sampling.draw import Draw, Row, Sampler
 
 _log = logging.getLogger(__name__)
 
 
 def draw_rows(
-    isa: str, logits: NDArray[np.float32], rows: Sequence[Row], logits_rows: Sequence[int]
+    sampler: Sampler, logits: NDArray[np.float32], rows: Sequence[Row], logits_rows: Sequence[int]
 ) -> Sequence[Draw | Exception]:
-    """`sampling.draw.draw`; should the whole of it fail, each row alone."""
+    """`Sampler.draw`; should the whole of it fail, each row alone."""
     try:
-        return draw(isa, logits, rows, logits_rows=logits_rows)
+        return sampler.draw(logits, rows, logits_rows=logits_rows)
     except Exception:
         _log.exception("drawing %d tokens failed", len(rows))
     results: list[Draw | Exception] = []
     for row, index in zip(rows, logits_rows, strict=True):
         try:
-            results += draw(isa, logits[index : index + 1], [row])
+            results += sampler.draw(logits[index : index + 1], [row])
         except Exception as error:
             results.append(error)
     return results

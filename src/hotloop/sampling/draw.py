@@ -71,13 +71,6 @@ class Sampler:
         return results
 
 
-def draw(
-    isa: str, logits: NDArray[np.float32], rows: Sequence[Row], *, logits_rows: Sequence[int] | None = None
-) -> list[Draw | HotloopError]:
-    """Sampler.draw on the calling thread, with a work space for this call only."""
-    return Sampler(isa).draw(logits, rows, logits_rows=logits_rows)
-
-
 def _edits(row: Row) -> Edits | None:
     """Of the state as it would be with the drafts pushed, and the row's mask; valid until the state changes."""
     state = row.state

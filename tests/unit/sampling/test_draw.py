@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from hotloop import _native
 from hotloop.errors import HotloopError
 from hotloop.sampling.definition import edited
-from hotloop.sampling.draw import Draw, Row, draw
+from hotloop.sampling.draw import Draw, Row, Sampler
 from hotloop.sampling.state import SamplerState
 from hotloop.sampling_params import SamplingParams
 
 ISA = _native.usable_isas()[0]
+SAMPLER = Sampler(ISA)
 VOCAB = 50
 
 
@@ -82,7 +83,7 @@ def test_extreme_penalties_stay_finite() -> None:
     rows = [
         Row(state((0, 1, 2, 3), repetition_penalty=r, temperature=0), 4) for r in (1e-46, 1e-30, 1e30, 1e300)
     ]
-    assert tokens(draw(ISA, logits, rows, logits_rows=[0] * 4)) == [0, 0, 0, 0]
+    assert tokens(SAMPLER.draw(logits, rows, logits_rows=[0] * 4)) == [0, 0, 0, 0]
 
 
 def test_state_is_a_fold_over_the_output() -> None:
@@ -116,12 +117,12 @@ def test_rows_with_drafts_draw_what_plain_steps_draw() -> None:
     plain = state(stop=(9,), **params)
     expected: list[Draw | HotloopError] = []
     for step in range(6):
-        expected += draw(ISA, logits[step : step + 1], [Row(plain, 3 + step)])
+        expected += SAMPLER.draw(logits[step : step + 1], [Row(plain, 3 + step)])
         plain.push(tokens(expected)[-1])
     drafts = tuple(tokens(expected)[:5])
     verifying = state(stop=(9,), **params)
     rows = [Row(verifying, 3 + k, drafts[:k]) for k in range(6)]
-    assert draw(ISA, logits, rows) == expected
+    assert SAMPLER.draw(logits, rows) == expected
     assert verifying.num_output_tokens == 0
 
 
@@ -132,16 +133,16 @@ def test_a_row_does_not_depend_on_the_others() -> None:  # known faults B01, B12
     ]  # fmt: skip
     logits = random_logits(5, rows=len(states))
     rows = [Row(s, s.position) for s in states]
-    together = draw(ISA, logits, rows)
-    assert together == [draw(ISA, logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    together = SAMPLER.draw(logits, rows)
+    assert together == [SAMPLER.draw(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
     order = [3, 1, 4, 0, 2]
-    assert draw(ISA, logits, [rows[i] for i in order], logits_rows=order) == [together[i] for i in order]
+    assert SAMPLER.draw(logits, [rows[i] for i in order], logits_rows=order) == [together[i] for i in order]
 
 
 def test_a_broken_row_is_only_its_own_error() -> None:  # known fault B105
     logits = random_logits(6, rows=5)
     logits[1, 3], logits[2, 4], logits[3] = np.nan, np.inf, -np.inf
-    results = draw(ISA, logits, [Row(state(temperature=0), 3)] * 5)
+    results = SAMPLER.draw(logits, [Row(state(temperature=0), 3)] * 5)
     assert [isinstance(r, Draw) for r in results] == [True, False, False, False, True]
     assert [str(r) for r in results[1:4]] == [
         f"the model's logits at position 3 have no finite maximum (token {token})"
@@ -150,7 +151,7 @@ def test_a_broken_row_is_only_its_own_error() -> None:  # known fault B105
 
 
 def test_nothing_left_to_draw_is_an_error() -> None:
-    [result] = draw(ISA, np.zeros((1, 2), np.float32), [Row(state(min_tokens=1, stop=(0, 1)), 3)])
+    [result] = SAMPLER.draw(np.zeros((1, 2), np.float32), [Row(state(min_tokens=1, stop=(0, 1)), 3)])
     assert isinstance(result, HotloopError)
     assert "position 3" in str(result)
     assert "2 stop tokens" in str(result)
@@ -167,10 +168,10 @@ def test_a_mask_comes_before_everything_and_wins_over_min_tokens() -> None:
     logits = random_logits(8)
     biased = state(temperature=0, logit_bias={7: 100}, stop=(3,), min_tokens=2)
     row = Row(biased, 3, mask=mask_of(3, 40, 49))
-    [result] = draw(ISA, logits, [row])
+    [result] = SAMPLER.draw(logits, [row])
     assert tokens([result])[0] == (40 if logits[0, 40] > logits[0, 49] else 49)  # neither biased 7 nor barred 3
-    assert tokens(draw(ISA, logits, [Row(biased, 3, mask=mask_of(3))])) == [3]  # all that the structure allows here
-    [error] = draw(ISA, logits, [Row(biased, 3, mask=mask_of())])
+    assert tokens(SAMPLER.draw(logits, [Row(biased, 3, mask=mask_of(3))])) == [3]  # all that the structure allows here
+    [error] = SAMPLER.draw(logits, [Row(biased, 3, mask=mask_of())])
     assert isinstance(error, HotloopError)
     assert "nothing is left to draw at position 3: no token that is allowed here" in str(error)
 
@@ -180,7 +181,7 @@ def test_logprobs_are_raw(temperature: float) -> None:  # known fault B14
     logits = random_logits(7)
     edited_state = state((3,), temperature=temperature, logit_bias={5: 100}, logprobs=4, top_k=2)
     plain_state = state((3,), temperature=temperature, logprobs=4)
-    [edited_draw, plain_draw] = draw(ISA, logits, [Row(edited_state, 1), Row(plain_state, 1)], logits_rows=[0, 0])
+    [edited_draw, plain_draw] = SAMPLER.draw(logits, [Row(edited_state, 1), Row(plain_state, 1)], logits_rows=[0, 0])
     assert isinstance(edited_draw, Draw)
     assert isinstance(plain_draw, Draw)
     assert edited_draw.token_id == 5
