@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.quant.formats import DEQUANTIZABLE_FORMATS, WEIGHT_FORMATS
+from hotloop.quant.formats import DEQUANTIZABLE_FORMATS, WEIGHT_FORMATS, quantize
 from hotloop.weights.gguf_writer import WritableTensor, WritableValue, write_gguf
 
 Bytes = NDArray[np.uint8]
@@ -143,10 +143,7 @@ def random_blocks(rng: np.random.Generator, weight_format: str, dims: tuple[int,
     """A matrix as stored: random codes, scales that make weights of about 1 / sqrt(cols)."""
     size = dims[-1] ** -0.5
     if weight_format in ("F32", "F16", "BF16"):
-        values = rng.normal(0, size, dims).astype(np.float32)
-        if weight_format == "BF16":
-            return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8).reshape(-1)
-        return values.astype("<f4" if weight_format == "F32" else "<f2").view(np.uint8).reshape(-1)
+        return quantize(weight_format, rng.normal(0, size, dims))
     block_bytes = WEIGHT_FORMATS[weight_format].superblock_bytes
     num_blocks = WEIGHT_FORMATS[weight_format].tensor_bytes(dims) // block_bytes
     blocks = np.frombuffer(rng.bytes(num_blocks * block_bytes), np.uint8).reshape(num_blocks, block_bytes).copy()

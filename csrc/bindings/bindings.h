@@ -2,9 +2,16 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
+#include <stdexcept>
+
 #include "kernels/kernel_table.h"
 
 namespace hotloop {
+
+// Throws ValueError with the message unless it holds.
+inline void check(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
 
 // Throws ValueError unless a matrix [rows, cols] has at least one row, of whole groups and superblocks.
 void check_matrix_shape(WeightFormat format, int64_t rows, int64_t cols);

@@ -25,10 +25,6 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 template <typename T>
 using Result = nb::ndarray<nb::numpy, T>;
 
-void check(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
-}
-
 template <typename T>
 Result<T> make_result(std::vector<size_t> shape) {
   size_t n = 1;

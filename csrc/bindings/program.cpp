@@ -27,10 +27,6 @@ using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::
 using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Pool = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void check(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
-}
-
 template <class OpType>
 void add(Program& program, OpType op) {
   program.add(std::make_unique<OpType>(std::move(op)));

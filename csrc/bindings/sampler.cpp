@@ -34,10 +34,6 @@ using Logprobs = std::tuple<int64_t, float, int64_t, Top>;  // row; logprob, ran
 using Fault = std::tuple<int64_t, DrawResult::Status, int64_t>;
 using Results = std::tuple<std::vector<int64_t>, std::vector<Logprobs>, std::vector<Fault>>;
 
-void check(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
-}
-
 int64_t length(const Ids& ids) { return static_cast<int64_t>(ids.size()); }
 
 void check_ids(const Ids& ids, int64_t vocab_size) {

@@ -1,5 +1,7 @@
 """Small helpers of the engine tests: greedy parameters, a runner over a tiny model, all logits of a sequence."""
 
+import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,3 +64,12 @@ def assert_core_idle(core: EngineCore) -> None:
     assert not core.scheduler.has_work
     assert core.kv_cache.num_free_blocks == core.kv_cache.num_blocks
     core.scheduler.check_invariants()
+
+
+def exit_code(child: int) -> int:
+    """Of a forked process, which is killed if it takes 30 s."""
+    killer = threading.Timer(30, os.kill, (child, 9))
+    killer.start()
+    _, status = os.waitpid(child, 0)
+    killer.cancel()
+    return os.waitstatus_to_exitcode(status)

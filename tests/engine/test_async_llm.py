@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.engines import GREEDY, assert_core_idle
+from engine.engines import GREEDY, assert_core_idle, exit_code
 from hotloop import LLM, AsyncLLM, SamplingParams, StreamChunk
 from hotloop.engine.resume import Resume
 from hotloop.errors import HotloopError, InvalidRequestError
@@ -317,11 +317,7 @@ def test_a_forked_process_is_told_that_it_has_no_engine(model: Path) -> None:
                 os._exit(0)
             finally:
                 os._exit(2)
-    killer = threading.Timer(30, os.kill, (child, 9))
-    killer.start()
-    _, status = os.waitpid(child, 0)
-    killer.cancel()
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert exit_code(child) == 0
     assert asyncio.run(engine.answer("hello", GREEDY)).finished
     engine.close()
 

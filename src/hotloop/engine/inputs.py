@@ -74,19 +74,9 @@ class InputProcessor:
         _check_options(priority, timeout_s, cache_salt)
         text, ids = self._prompt_token_ids(prompt, parse_special)
         params = self.resolved(params)
+        seed = params.seed if params.seed is not None else secrets.randbits(_SEED_BITS)
         name, first = self._identify(request_id)
-        request = Request(
-            request_id=first,
-            prompt_token_ids=ids,
-            params=params,
-            seed=params.seed if params.seed is not None else secrets.randbits(_SEED_BITS),
-            max_tokens=self._max_tokens(params, len(ids)),
-            stop_token_ids=self._stop_token_ids(params),
-            arrival_s=arrival_s,
-            priority=priority,
-            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
-            cache_salt=cache_salt,
-        )
+        request = self._request(first, ids, params, seed, arrival_s, priority, timeout_s, cache_salt)
         choices = [
             replace(request, request_id=RequestId(f"{first}/{i}"), choice=i, parent_id=first, output_token_ids=[])
             for i in range(1, params.n)
@@ -113,21 +103,11 @@ class InputProcessor:
                 raise InvalidRequestError(f"{what} of the resumed request is {ids!r:.60}; it must be a list of integers")
         params = self.resolved(resume.params)
         name, first = self._identify(request_id)
-        request = Request(
-            request_id=first,
-            prompt_token_ids=list(resume.prompt_ids),
-            params=params,
-            seed=resume.seed,
-            max_tokens=self._max_tokens(params, len(resume.prompt_ids)),
-            stop_token_ids=self._stop_token_ids(params),
-            arrival_s=arrival_s,
-            output_token_ids=list(resume.output_ids),
-            choice=resume.choice,
-            priority=priority,
-            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
-            cache_salt=cache_salt,
+        request = self._request(
+            first, list(resume.prompt_ids), params, resume.seed, arrival_s, priority, timeout_s, cache_salt
         )
-        output = request.output_token_ids
+        request.choice = resume.choice
+        request.output_token_ids = output = list(resume.output_ids)
         if len(output) >= request.max_tokens or (output and output[-1] in request.stop_token_ids):
             raise InvalidRequestError(
                 f"a request of {len(output)} output tokens (max_tokens {request.max_tokens}) has ended; nothing to resume"
@@ -161,13 +141,32 @@ class InputProcessor:
         token_id = self.tokenizer.bos_token_id if which == "bos" else self.tokenizer.eos_token_id
         return "" if token_id is None else self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
-    def _max_tokens(self, params: SamplingParams, num_prompt: int) -> int:
-        room = self.max_model_len - num_prompt
-        return max(1, room if params.max_tokens is None else min(params.max_tokens, room))
-
-    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+    def _request(
+        self,
+        request_id: RequestId,
+        ids: list[int],
+        params: SamplingParams,
+        seed: int,
+        arrival_s: float,
+        priority: int,
+        timeout_s: float | None,
+        cache_salt: str,
+    ) -> Request:
+        """Choice 0 of a prompt, before its first step. params: resolved."""
+        room = self.max_model_len - len(ids)
         ends = frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids
-        return frozenset(params.stop_token_ids or ()) | ends
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=ids,
+            params=params,
+            seed=seed,
+            max_tokens=max(1, room if params.max_tokens is None else min(params.max_tokens, room)),
+            stop_token_ids=frozenset(params.stop_token_ids or ()) | ends,
+            arrival_s=arrival_s,
+            priority=priority,
+            deadline_s=None if timeout_s is None else arrival_s + timeout_s,
+            cache_salt=cache_salt,
+        )
 
     def _prompt_token_ids(self, prompt: Prompt, parse_special: bool) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):

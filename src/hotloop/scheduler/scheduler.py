@@ -252,7 +252,7 @@ class Scheduler:
 
     def _unclaimed_blocks(self) -> int:
         """Free blocks that running requests do not need for the tokens they have."""
-        chunk = self.limits.chunk
+        chunk = self.limits.max_num_batched_tokens
         missing = self.kv_cache.num_missing_blocks
         return self.kv_cache.num_free_blocks - sum(
             missing(entry.request.request_id, entry.request.num_tokens, chunk) for entry in self._running
@@ -269,7 +269,7 @@ class Scheduler:
             return None
         request = entry.request
         hit = self.kv_cache.match_prefix(request.token_ids(0, request.num_tokens), request.cache_salt)
-        missing = self.kv_cache.num_missing_after(hit, request.num_tokens, self.limits.chunk)
+        missing = self.kv_cache.num_missing_after(hit, request.num_tokens, self.limits.max_num_batched_tokens)
         if self._running and (
             missing + len(self._running) > free or self._is_being_computed(request, hit.num_tokens if hit else 0)
         ):
@@ -308,7 +308,7 @@ class Scheduler:
         prefills = [i for i, need in enumerate(shares) if need > 1]
         if prefills:
             budget = self._prefill_budget(len(shares) - len(prefills))
-            needs = [min(shares[i], self.limits.chunk) for i in prefills]
+            needs = [shares[i] for i in prefills]
             for i, share in zip(prefills, self.policies.prefill_share.share(budget, needs), strict=True):
                 shares[i] = share
         return shares
