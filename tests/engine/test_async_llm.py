@@ -27,6 +27,12 @@ def engine(model: Path) -> Iterator[AsyncLLM]:
     engine.close()
 
 
+def slow_steps(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A LONG request takes 0.2 s at least: it does not end before the test does something to it."""
+    step = engine._core.step
+    monkeypatch.setattr(engine._core, "step", lambda: (time.sleep(0.002), step())[1])
+
+
 async def collect(engine: AsyncLLM, prompt: Any, params: SamplingParams, delay_s: float = 0) -> list[StreamChunk]:
     chunks = []
     async for chunk in engine.generate(prompt, params):
@@ -70,8 +76,8 @@ def test_cancellation_leaves_within_two_steps(engine: AsyncLLM, monkeypatch: pyt
     core, client = engine._core, engine._pump.client
     asked: list[int] = []
     left: list[int] = []
-    ask, leave, step = client.abort, core.abort, core.step
-    monkeypatch.setattr(core, "step", lambda: (time.sleep(0.002), step())[1])  # or a request ends before it is cancelled
+    ask, leave = client.abort, core.abort
+    slow_steps(engine, monkeypatch)
     monkeypatch.setattr(client, "abort", lambda ids: (asked.append(core.steps.num_steps), ask(ids)))
     monkeypatch.setattr(core, "abort", lambda name: (leave(name), left.append(core.steps.num_steps)))
 
@@ -154,7 +160,9 @@ def test_a_break_out_of_the_loop_ends_the_request(engine: AsyncLLM) -> None:
     assert_async_idle(engine)
 
 
-def test_errors_come_before_anything_runs(engine: AsyncLLM) -> None:
+def test_errors_come_before_anything_runs(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_steps(engine, monkeypatch)
+
     async def main() -> None:
         for bad in ([9999], [5] * 500, ""):
             with pytest.raises(InvalidRequestError):
@@ -322,9 +330,10 @@ def test_a_forked_process_is_told_that_it_has_no_engine(model: Path) -> None:
     engine.close()
 
 
-def test_close_ends_what_runs(model: Path) -> None:
+def test_close_ends_what_runs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with AsyncLLM(model) as engine:
+            slow_steps(engine, monkeypatch)
             stream = engine.generate("hello", LONG)
             await anext(stream)
             engine.close()
