@@ -24,5 +24,21 @@ class InvalidRequestError(HotloopError, ValueError):
     """A request (prompt, messages or sampling parameters) cannot be served as written."""
 
 
+class OverloadedError(HotloopError):
+    """The queue is full. retry_after_s: when there should be room again."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineError(HotloopError):
+    """The time that a request gave itself is over."""
+
+
+class EngineDeadError(HotloopError):
+    """The engine's process ended and this request could not go on in a new one."""
+
+
 class CapacityError(HotloopError):
     """A request or a configuration that can never fit in this machine's memory."""

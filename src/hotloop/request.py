@@ -9,6 +9,7 @@ from hotloop.sampling_params import SamplingParams
 
 RequestId = NewType("RequestId", str)
 FinishReason = Literal["stop", "length", "abort"]
+ErrorKind = Literal["internal", "deadline", "engine_dead"]  # of a request that ended with an error
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +78,8 @@ class Timeline(NamedTuple):
     decode_kv_bytes: int  # KV bytes that its decode steps read
     num_prefix_hit_tokens: int
     num_preemptions: int
+    previous_token_s: float = 0.0  # of the token before the latest; 0 at the first
+    recovery_s: float = 0.0
 
 
 class TokenDelta(NamedTuple):
@@ -91,6 +94,7 @@ class TokenDelta(NamedTuple):
     finish_reason: FinishReason | None
     error: str | None = None
     timeline: Timeline | None = None
+    error_kind: ErrorKind = "internal"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ def engine(model: Path) -> Iterator[AsyncLLM]:
 
 def slow_steps(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A LONG request takes 0.2 s at least: it does not end before the test does something to it."""
-    step = engine._core.step
-    monkeypatch.setattr(engine._core, "step", lambda: (time.sleep(0.002), step())[1])
+    step = engine._pump.client._core.step
+    monkeypatch.setattr(engine._pump.client._core, "step", lambda: (time.sleep(0.002), step())[1])
 
 
 async def collect(engine: AsyncLLM, prompt: Any, params: SamplingParams, delay_s: float = 0) -> list[StreamChunk]:
@@ -59,21 +59,21 @@ def test_coroutines_together_get_what_each_gets_alone(
         assert [i for c in chunks for i in c.token_ids] == want.token_ids
         assert chunks[-1].output is not None
         assert chunks[-1].output.outputs == [want]
-    assert max(engine._core.steps.latest()[:, 6]) >= 16  # requests of one step
+    assert max(engine._pump.client._core.steps.latest()[:, 6]) >= 16  # requests of one step
     assert_async_idle(engine)
 
 
 def assert_async_idle(engine: AsyncLLM) -> None:
     assert engine._pump.num_open == 0
     deadline_s = time.monotonic() + 10
-    while engine._core.has_work and time.monotonic() < deadline_s:
+    while engine._pump.client._core.has_work and time.monotonic() < deadline_s:
         time.sleep(0.01)
-    assert_core_idle(engine._core)
+    assert_core_idle(engine._pump.client._core)
 
 
 def test_cancellation_leaves_within_two_steps(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a task, and of a generator that is closed; one that nobody started to read never runs."""
-    core, client = engine._core, engine._pump.client
+    core, client = engine._pump.client._core, engine._pump.client
     asked: list[int] = []
     left: list[int] = []
     ask, leave = client.abort, core.abort
@@ -127,13 +127,15 @@ def test_clients_that_leave_while_blocks_are_short(model: Path, llm: LLM) -> Non
         options = {"block_size": 4, "kv_cache_memory_bytes": 40 * 4 * 256, "max_num_batched_tokens": 24}
         async with AsyncLLM(model, **options) as engine:
             outputs = await asyncio.gather(*(ask(engine, i) for i in range(40)))
-            assert engine._core.kv_cache.num_blocks == 40
-            assert engine._core.steps.latest()[:, 10].sum() > 0  # preemptions
+            assert engine._pump.client._core.kv_cache.num_blocks == 40
+            assert engine._pump.client._core.steps.latest()[:, 10].sum() > 0  # preemptions
             assert_async_idle(engine)
         return outputs
 
     outputs = asyncio.run(main())
-    assert [output is None for output in outputs] == [moment is not None for moment in moments]
+    gone = [output is None for output in outputs]  # a late one may have ended: a slow reader gets more at a time
+    assert sum(gone) >= 10
+    assert all(moment is not None for left, moment in zip(gone, moments, strict=True) if left)
     expected = llm.generate(prompts, params)
     assert all(a is None or a.outputs == b.outputs for a, b in zip(outputs, expected, strict=True))
 
@@ -184,7 +186,7 @@ def test_a_name_is_free_as_soon_as_its_request_is_given_up(
     engine: AsyncLLM, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the step of the old one still runs: its delta is not the new one's."""
-    step = engine._core.step
+    step = engine._pump.client._core.step
     drawn, go_on = threading.Event(), threading.Event()
 
     def slow_step() -> list[TokenDelta]:
@@ -196,7 +198,7 @@ def test_a_name_is_free_as_soon_as_its_request_is_given_up(
     async def main() -> list[int]:
         first = engine.generate("hello", LONG, request_id="mine")
         await anext(first)
-        monkeypatch.setattr(engine._core, "step", slow_step)
+        monkeypatch.setattr(engine._pump.client._core, "step", slow_step)
         await asyncio.to_thread(drawn.wait, 10)
         await first.aclose()
         second = asyncio.create_task(engine.answer("fox", GREEDY, request_id="mine"))

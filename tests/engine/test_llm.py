@@ -252,10 +252,12 @@ def test_a_request_that_can_never_fit_is_refused(
     assert "KV pool" not in caplog.text
     small = LLM(model, kv_cache_memory_bytes=4 * 16 * 2 * 2 * 2 * 16 * 2)
     assert small._core.kv_cache.num_blocks == 4
-    assert "the KV pool has 4 blocks and a request of max_model_len 128 takes 8" in caplog.text
+    assert "the KV pool holds 65 tokens of a request and max_model_len is 128" in caplog.text
     assert len(small.generate([[5] * 50], GREEDY)[0].outputs[0].token_ids) == 12
-    with pytest.raises(CapacityError, match="needs 5 KV blocks"):
+    with pytest.raises(CapacityError, match="60 prompt tokens and max_tokens 12, and the KV pool holds 65"):
         small.generate([[5] * 60], GREEDY)
+    whole = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)  # as much as there is room for
+    assert len(small.generate([[5] * 60], whole)[0].outputs[0].token_ids) == 5
     assert small.generate("hello", GREEDY)[0].finished
 
 

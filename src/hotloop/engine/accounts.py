@@ -28,6 +28,15 @@ class Accounts:
     def __init__(self, layout: KVLayout) -> None:
         self._kv_reads = [(layout.token_bytes(g), group.window) for g, group in enumerate(layout.groups)]
 
+    @staticmethod
+    def prefix_tokens(output: SchedulerOutput, live: Mapping[RequestId, Live]) -> tuple[int, int]:
+        """Prompt tokens of the requests that run for the first time, and those of them that the prefix cache had.
+
+        To be called before ``add_step``. Of the choices of a prompt only the one that computes it counts.
+        """
+        new = [s.request for s in output.scheduled if live[s.request.request_id].clock.step < 0]
+        return sum(len(r.prompt_token_ids) for r in new), sum(r.num_prefix_hit_tokens for r in new)
+
     def add_step(
         self,
         step: int,

@@ -16,7 +16,7 @@ from hotloop.config import EngineConfig
 from hotloop.engine.client import EngineClient, EngineInfo
 from hotloop.engine.generation import Generation, StreamChunk
 from hotloop.engine.inputs import Ask, InputProcessor, Message, Prompt
-from hotloop.engine.loading import load_engine
+from hotloop.engine.loading import ConnectedEngine, load_engine
 from hotloop.engine.resume import Resume
 from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.request import RequestId, RequestOutput, Timeline, TokenDelta
@@ -40,10 +40,18 @@ class AsyncLLM:
     def __init__(self, model: str | Path, **config: Any) -> None:
         if config.get("prefill_tokens_beside_decodes") is None:
             config["prefill_tokens_beside_decodes"] = _PREFILL_TOKENS_BESIDE_DECODES
-        engine = load_engine(model, config)
+        self._connect(load_engine(model, config))
+
+    @classmethod
+    def over(cls, engine: ConnectedEngine) -> AsyncLLM:
+        """On an engine that runs already; closing the AsyncLLM closes it."""
+        llm = cls.__new__(cls)
+        llm._connect(engine)
+        return llm
+
+    def _connect(self, engine: ConnectedEngine) -> None:
         self.path = engine.path
         self._inputs = engine.inputs
-        self._core = engine.core
         self._pump = DeltaPump(engine.client)
         self._ceiling = engine.ceiling_bytes_per_s
         self._close = weakref.finalize(self, self._pump.close)
@@ -96,17 +104,58 @@ class AsyncLLM:
 
             is_long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT
             ask = await asyncio.to_thread(make) if is_long else make()
-        generation = Generation(ask, self.tokenizer, self._timings)
-        stream = self._pump.open(ask)
+        parts = self.stream([ask])
         try:
-            while not generation.is_finished:
-                for delta in await stream.next():
-                    chunks = generation.push(delta)
-                    self._pump.close_requests(generation.take_excess())
-                    for chunk in chunks:
-                        yield chunk
+            async for part in parts:
+                for _, chunk in part:
+                    yield chunk
         finally:
-            self._pump.close_ask(ask)
+            await parts.aclose()
+
+    async def stream(self, asks: Sequence[Ask]) -> AsyncGenerator[list[tuple[int, StreamChunk]], None]:
+        """Run prompts that `InputProcessor.ask` made. Each item is all that arrived since the last: (index of the ask, chunk),
+        with what was added to one choice merged into one chunk.
+
+        Raises: as ``generate``; one ask's error ends all of them.
+        """
+        generations = {
+            request.request_id: (index, generation)
+            for index, ask in enumerate(asks)
+            for generation in (Generation(ask, self.tokenizer, self._timings),)
+            for request in ask.requests
+        }
+        num_unfinished = len(asks)
+        stream = self._pump.open(asks)
+        try:
+            while num_unfinished:
+                part: list[tuple[int, StreamChunk]] = []
+                content_at: dict[RequestId, int] = {}  # where in ``part`` a choice's content is
+                failure: HotloopError | None = None
+                for delta in await stream.next():
+                    index, generation = generations[delta.request_id]
+                    try:
+                        chunks = generation.push(delta)
+                    except HotloopError as error:
+                        failure = error
+                        break
+                    for chunk in chunks:
+                        num_unfinished -= chunk.output is not None
+                        at = content_at.get(delta.request_id)
+                        if chunk.finish_reason is None and at is not None:
+                            part[at] = (index, part[at][1].merged(chunk))
+                        else:
+                            content_at[delta.request_id] = len(part)
+                            part.append((index, chunk))
+                    excess = generation.take_excess()
+                    if excess:
+                        self._pump.close_requests(excess)
+                if part:
+                    yield part
+                if failure is not None:
+                    raise failure
+        finally:
+            for ask in asks:
+                self._pump.close_ask(ask)
 
     async def answer(
         self, prompt: Prompt | Resume, sampling_params: SamplingParams | None = None, **options: Any
@@ -194,21 +243,28 @@ class DeltaPump:
         """Requests that somebody still reads."""
         return len(self._streams)
 
-    def open(self, ask: Ask) -> DeltaStream:
-        """Start the requests of a prompt. Called in the event loop that reads. Raises as ``EngineClient.check``."""
+    def open(self, asks: Sequence[Ask]) -> DeltaStream:
+        """Start the requests of prompts; one stream for all of them. Called in the event loop that reads.
+
+        Raises: as ``EngineClient.check``.
+        """
         if self._is_forked:
             raise HotloopError("this process was forked and has no engine thread; make an AsyncLLM of its own in it")
-        for request in ask.requests:
-            self.client.check(request)
+        for ask in asks:
+            for request in ask.requests:
+                self.client.check(request)
         stream = DeltaStream(asyncio.get_running_loop())
         with self._lock:
             if self._failure is not None:
                 raise HotloopError(self._failure)
-            if self._named.get(ask.name) in self._streams:
-                raise InvalidRequestError(f"request id {ask.name!r} is in use; choose another")
-            self._named[ask.name] = ask.requests[0].request_id
-            self._streams |= {request.request_id: stream for request in ask.requests}
-        self.client.add(ask.requests)
+            for ask in asks:
+                if self._named.get(ask.name) in self._streams:
+                    raise InvalidRequestError(f"request id {ask.name!r} is in use; choose another")
+            for ask in asks:
+                self._named[ask.name] = ask.requests[0].request_id
+                self._streams |= {request.request_id: stream for request in ask.requests}
+        for ask in asks:
+            self.client.add(ask.requests)
         return stream
 
     def close_ask(self, ask: Ask) -> None:

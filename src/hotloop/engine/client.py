@@ -13,17 +13,20 @@ from hotloop.config import EngineConfig
 from hotloop.engine.core import EngineCore
 from hotloop.errors import HotloopError
 from hotloop.request import Request, RequestId, TokenDelta
+from hotloop.telemetry.steps import StepReport
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """An engine as it runs. config: with every value that was left open resolved. block_bytes: of one KV block."""
+    """An engine as it runs. config: with every value that was left open resolved. block_bytes: of one KV block.
+    max_request_tokens: of prompt and output, that one request can have: the context, or less if the pool is smaller."""
 
     config: EngineConfig
     num_blocks: int
     block_bytes: int
+    max_request_tokens: int
     vocab_size: int
     weight_bytes_per_step: int
 
@@ -43,9 +46,23 @@ class EngineInfo:
         )
 
 
+class EngineObserver(Protocol):
+    """Sees all that an engine does, on the thread that polls it. What it raises is logged and goes no further."""
+
+    def on_step(self, report: StepReport, deltas: Sequence[TokenDelta]) -> None:
+        """A step ended, or the last requests left between two (no record and no deltas then)."""
+        ...
+
+    def on_restart(self, reason: str) -> None:
+        """The engine's process ended and a new one takes over its requests."""
+        ...
+
+
 class EngineClient(Protocol):
     """A transport to one EngineCore. All methods but ``poll`` may be called by any thread at any time and never wait for
     a step; ``poll`` by one thread at a time."""
+
+    observer: EngineObserver | None
 
     @property
     def info(self) -> EngineInfo: ...
@@ -79,6 +96,7 @@ class InProcessClient:
 
     def __init__(self, core: EngineCore, info: EngineInfo) -> None:
         self.info = info
+        self.observer: EngineObserver | None = None
         self._core = core
         self._core_lock = threading.Lock()
         self._inbox: deque[Sequence[Request] | RequestId] = deque()
@@ -108,6 +126,7 @@ class InProcessClient:
             self._empty_inbox()
             if self._core.has_work:
                 deltas = self._core.step()
+                observe(self.observer, self._core.report, deltas)
         self._settle()
         if self._refused:
             refused, self._refused = self._refused, []
@@ -119,6 +138,7 @@ class InProcessClient:
         with self._core_lock:
             self._inbox.clear()
             self._core.abort_all()
+            observe(self.observer, self._core.report_of(), ())
         with self._work_arrived:
             self._is_closed = True
             self._work_arrived.notify_all()
@@ -135,6 +155,7 @@ class InProcessClient:
                 self._core_lock.release()
 
     def _empty_inbox(self) -> None:
+        had_work = self._core.has_work
         while self._inbox:
             item = self._inbox.popleft()
             if isinstance(item, str):
@@ -145,3 +166,15 @@ class InProcessClient:
             except HotloopError as error:  # it passed `check`, so only an id in use is left
                 _log.error("requests refused: %s", error)
                 self._refused += [TokenDelta(request.request_id, (), (), None, str(error)) for request in item]
+        if had_work and not self._core.has_work:
+            observe(self.observer, self._core.report_of(), ())
+
+
+def observe(observer: EngineObserver | None, report: StepReport | None, deltas: Sequence[TokenDelta]) -> None:
+    """Tell the observer, whose faults are its own."""
+    if observer is None or report is None:
+        return
+    try:
+        observer.on_step(report, deltas)
+    except Exception:
+        _log.exception("the observer failed")

@@ -14,18 +14,19 @@ from hotloop.config import EngineConfig
 from hotloop.engine.accounts import Accounts, Live, token_deltas
 from hotloop.engine.arithmetic import own_arithmetic
 from hotloop.engine.batch_builder import BatchBuilder
+from hotloop.engine.checks import check_vocabulary
 from hotloop.engine.faults import draw_rows, message_of
 from hotloop.engine.runner import Runner
 from hotloop.errors import InvalidRequestError
 from hotloop.kv_cache.manager import KVCacheManager
-from hotloop.request import FinishReason, Request, RequestId, TokenDelta
+from hotloop.request import ErrorKind, FinishReason, Request, RequestId, TokenDelta
 from hotloop.sampling.draw import Draw, Row, Sampler
 from hotloop.sampling.state import SamplerState
 from hotloop.scheduler.limits import SchedulerLimits
 from hotloop.scheduler.output import ScheduledRequest, SchedulerOutput
 from hotloop.scheduler.policies import ByPriority, FewBesideDecodes, FirstComeFirstServed, Policies
 from hotloop.scheduler.scheduler import Scheduler
-from hotloop.telemetry.steps import StepLog, StepRecord
+from hotloop.telemetry.steps import StepLog, StepRecord, StepReport
 from hotloop.telemetry.timings import RequestClock
 
 _log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class EngineCore:
     def __init__(self, runner: Runner, config: EngineConfig, policies: Policies | None = None) -> None:
         self.runner = runner
         self.steps = StepLog()
+        self.report: StepReport | None = None  # of the latest step
         self._prefix_caching = config.enable_prefix_caching
         self._policies = policies or Policies(
             order=ByPriority() if config.scheduling_policy == "priority" else FirstComeFirstServed(),
@@ -84,12 +86,7 @@ class EngineCore:
         Raises: InvalidRequestError if its tokens are outside the vocabulary or its prompt fills the context;
         CapacityError if it can never fit in the KV pool.
         """
-        vocab_size = self.runner.vocab_size
-        for what, ids in (("prompt", request.prompt_token_ids), ("output", request.output_token_ids)):
-            if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-                bad = next(i for i in ids if not 0 <= i < vocab_size)
-                raise InvalidRequestError(f"{what} token id {bad} is outside the vocabulary 0..{vocab_size - 1}")
-        request.params.check_vocabulary(vocab_size)
+        check_vocabulary(request, self.runner.vocab_size)
         self.scheduler.check(request)
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -156,6 +153,7 @@ class EngineCore:
             output = self._without_the_dead(output)
         ended = self._append(output, owners, results)
         end_s = time.perf_counter()
+        query_tokens, hit_tokens = self._accounts.prefix_tokens(output, self._live)
         num_decode, kv_bytes = self._accounts.add_step(
             self.steps.num_steps, output, self._live, start_s, end_s, forwarded_s - built_s
         )
@@ -164,12 +162,23 @@ class EngineCore:
             del self._live[request_id]
         self._is_changing = False
         num_tokens = len(batch.token_ids)
-        self.steps.append(StepRecord(
+        record = StepRecord(
             start_s, scheduled_s - start_s, built_s - scheduled_s, forwarded_s - built_s, drawn_s - forwarded_s,
             time.perf_counter() - drawn_s, len(output.scheduled), num_tokens - num_decode, num_decode, len(owners),
             len(output.preempted), self.runner.weight_bytes_per_step, kv_bytes,
-        ))  # fmt: skip
+        )  # fmt: skip
+        self.steps.append(record)
+        self.report = self.report_of(record, query_tokens, hit_tokens)
         return deltas
+
+    def report_of(
+        self, record: StepRecord | None = None, query_tokens: int = 0, hit_tokens: int = 0
+    ) -> StepReport:
+        """The state now, with the record of a step if it was one that led to it."""
+        return StepReport(
+            record, self.scheduler.num_running, self.scheduler.num_waiting, self.kv_cache.num_free_blocks,
+            self.kv_cache.num_blocks, query_tokens, hit_tokens,
+        )  # fmt: skip
 
     def _schedule(self, now_s: float) -> SchedulerOutput:
         """What this step computes: what an interrupted one left, or the scheduler's next choice."""
@@ -285,12 +294,13 @@ class EngineCore:
     # ---- ends -------------------------------------------------------------------------------------------------------
 
     def _expired(self, output: SchedulerOutput) -> list[TokenDelta]:
-        return [self._end(i, "the request's deadline passed") for i in output.expired if i in self._live]
+        message = "the request's deadline passed"
+        return [self._end(i, message, "deadline") for i in output.expired if i in self._live]
 
-    def _end(self, request_id: RequestId, message: str) -> TokenDelta:
+    def _end(self, request_id: RequestId, message: str, kind: ErrorKind = "internal") -> TokenDelta:
         """Forget a request that ended with an error."""
         del self._live[request_id]
-        return TokenDelta(request_id, (), (), None, message)
+        return TokenDelta(request_id, (), (), None, message, None, kind)
 
     def _give_up(self, message: str) -> list[TokenDelta]:
         """End all requests with an error and start over with an empty cache."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hotloop.engine.inputs import Ask
-from hotloop.errors import HotloopError
+from hotloop.errors import DeadlineError, EngineDeadError, HotloopError
 from hotloop.request import (
     CompletionOutput,
+    ErrorKind,
     FinishReason,
     Logprob,
     Request,
@@ -24,10 +25,16 @@ from hotloop.text.tokenizer import Tokenizer
 TimingsOf = Callable[[Timeline, int], dict[str, float | int]]  # of a timeline and its number of tokens
 
 
+_ERRORS: Mapping[ErrorKind, type[HotloopError]] = {
+    "internal": HotloopError, "deadline": DeadlineError, "engine_dead": EngineDeadError,
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
     """What one step added to choice ``index`` of an answer. A choice's last chunk adds nothing: it carries finish_reason,
-    and the last of all the whole answer. logprobs: of token_ids, if asked for."""
+    and the last of all the whole answer. logprobs: of token_ids, if asked for. emitted_s:
+    time.perf_counter of the step that made the text certain, 0 where there is none."""
 
     text: str
     token_ids: list[int]
@@ -35,6 +42,14 @@ class StreamChunk:
     output: RequestOutput | None
     index: int = 0
     logprobs: list[dict[int, Logprob]] | None = None
+    emitted_s: float = 0.0
+
+    def merged(self, later: StreamChunk) -> StreamChunk:
+        """Both as one; neither carries a finish_reason."""
+        logprobs = None if self.logprobs is None or later.logprobs is None else self.logprobs + later.logprobs
+        return StreamChunk(
+            self.text + later.text, self.token_ids + later.token_ids, None, None, self.index, logprobs, later.emitted_s
+        )
 
 
 class GenerationError(HotloopError):
@@ -100,16 +115,17 @@ class Generation:
         if delta.request_id not in self._running:
             return []
         if delta.error is not None:
-            raise HotloopError(delta.error)
+            raise _ERRORS[delta.error_kind](delta.error)
         choice = self._choices[delta.request_id]
         choice.logprobs += delta.logprobs
         choice.num_drawn += len(delta.token_ids)
+        emitted_s = delta.timeline.last_token_s if delta.timeline is not None else 0.0
         new = choice.processor.push(delta.token_ids, ends_with_stop_token=delta.finish_reason == "stop")
-        chunks = self._emit(choice, new)
+        chunks = self._emit(choice, new, emitted_s)
         if new.finish_reason is None and delta.finish_reason is not None:
             if delta.finish_reason == "stop" and delta.token_ids[-1] not in self._tokenizer.eos_token_ids:
                 choice.output.stop_reason = delta.token_ids[-1]
-            chunks += self._emit(choice, choice.processor.finish(delta.finish_reason))
+            chunks += self._emit(choice, choice.processor.finish(delta.finish_reason), emitted_s)
         if choice.output.finish_reason is not None:
             self._running.discard(delta.request_id)
             if delta.finish_reason is None:
@@ -131,7 +147,7 @@ class Generation:
             output.text, output.token_ids = past.text, list(past.token_ids)
         return _Choice(request, processor, output, len(resumed))
 
-    def _emit(self, choice: _Choice, new: TextDelta) -> list[StreamChunk]:
+    def _emit(self, choice: _Choice, new: TextDelta, emitted_s: float) -> list[StreamChunk]:
         """Append what became certain to the answer, and hand it out unless there is nothing."""
         output = choice.output
         logprobs: list[dict[int, Logprob]] | None = None
@@ -148,7 +164,7 @@ class Generation:
             output.finish_reason = "stop" if new.finish_reason == "stop" else "length"
         if not (new.text or new.token_ids):
             return []
-        return [StreamChunk(new.text, list(new.token_ids), None, None, output.index, logprobs)]
+        return [StreamChunk(new.text, list(new.token_ids), None, None, output.index, logprobs, emitted_s)]
 
     def _end(self, choice: _Choice, timeline: Timeline | None) -> StreamChunk:
         if choice.request is self.requests[0] and timeline is not None:

@@ -39,14 +39,22 @@ class Ask:
 class InputProcessor:
     """Turns prompts, conversations and resumed requests into Requests. Thread-safe.
 
+    max_request_tokens: what a request without max_tokens may grow to, where the KV pool is smaller than the context.
     recommended: the model's sampling defaults. name: of the model, for messages.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, max_model_len: int, *, recommended: Mapping[str, Any], name: str
+        self,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        *,
+        max_request_tokens: int | None = None,
+        recommended: Mapping[str, Any],
+        name: str,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
+        self.max_request_tokens = max_model_len if max_request_tokens is None else max_request_tokens
         self._recommended = recommended
         self._name = name
         self._ids = count()
@@ -153,14 +161,17 @@ class InputProcessor:
         cache_salt: str,
     ) -> Request:
         """Choice 0 of a prompt, before its first step. params: resolved."""
-        room = self.max_model_len - len(ids)
+        if params.max_tokens is None:
+            max_tokens = self.max_request_tokens - len(ids)
+        else:
+            max_tokens = min(params.max_tokens, self.max_model_len - len(ids))
         ends = frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids
         return Request(
             request_id=request_id,
             prompt_token_ids=ids,
             params=params,
             seed=seed,
-            max_tokens=max(1, room if params.max_tokens is None else min(params.max_tokens, room)),
+            max_tokens=max(1, max_tokens),
             stop_token_ids=frozenset(params.stop_token_ids or ()) | ends,
             arrival_s=arrival_s,
             priority=priority,

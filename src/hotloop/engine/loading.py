@@ -12,7 +12,7 @@ from typing import Any
 
 from hotloop import _native
 from hotloop.config import EngineConfig
-from hotloop.engine.client import EngineInfo, InProcessClient
+from hotloop.engine.client import EngineClient, EngineInfo, InProcessClient
 from hotloop.engine.core import EngineCore
 from hotloop.engine.inputs import InputProcessor
 from hotloop.engine.model_runner import ModelRunner
@@ -26,17 +26,23 @@ from hotloop.weights.resolve import resolve
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """config: as it was asked for; ``client.info`` has the resolved one. ceiling_bytes_per_s: see `read_ceiling`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectedEngine:
+    """An engine that runs somewhere, and what the client's side needs. ceiling_bytes_per_s: see `read_ceiling`."""
 
     path: Path
-    config: EngineConfig
     inputs: InputProcessor
+    client: EngineClient
+    ceiling_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine(ConnectedEngine):
+    """An engine in this process. config: as it was asked for; ``client.info`` has the resolved one."""
+
+    config: EngineConfig
     runner: ModelRunner
     core: EngineCore
-    client: InProcessClient
-    ceiling_bytes_per_s: float
 
 
 def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
@@ -63,18 +69,23 @@ def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
     core = EngineCore(runner, runner.resolved_config)
     info = EngineInfo(
         config=runner.resolved_config, num_blocks=runner.num_blocks, block_bytes=runner.layout.block_bytes,
-        vocab_size=runner.vocab_size, weight_bytes_per_step=runner.weight_bytes_per_step,
+        max_request_tokens=core.scheduler.max_request_tokens, vocab_size=runner.vocab_size,
+        weight_bytes_per_step=runner.weight_bytes_per_step,
     )  # fmt: skip
     _log.info("%s: %s", path.name, info)
-    needed = core.kv_cache.blocks_to_hold(runner.max_model_len - 1)
-    if needed > runner.num_blocks:
+    if info.max_request_tokens < info.max_model_len:
         _log.warning(
-            "the KV pool has %d blocks and a request of max_model_len %d takes %d: those that need more than there are "
-            "will be refused; lower max_model_len or raise kv_cache_memory_bytes",
-            runner.num_blocks, runner.max_model_len, needed,
+            "the KV pool holds %d tokens of a request and max_model_len is %d: those that need more will be refused; lower "
+            "max_model_len or raise kv_cache_memory_bytes",
+            info.max_request_tokens, info.max_model_len,
         )  # fmt: skip
-    inputs = InputProcessor(tokenizer, runner.max_model_len, recommended=recommended, name=path.name)
-    return LoadedEngine(path, config, inputs, runner, core, InProcessClient(core, info), ceiling)
+    inputs = InputProcessor(
+        tokenizer, info.max_model_len, max_request_tokens=info.max_request_tokens, recommended=recommended, name=path.name
+    )
+    return LoadedEngine(
+        path=path, config=config, inputs=inputs, runner=runner, core=core, client=InProcessClient(core, info),
+        ceiling_bytes_per_s=ceiling,
+    )  # fmt: skip
 
 
 def _load(path: Path, config: EngineConfig) -> tuple[Tokenizer, ModelRunner]:

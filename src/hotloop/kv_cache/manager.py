@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -54,6 +55,10 @@ class KVCacheManager:
     def blocks_to_hold(self, num_tokens: int, chunk: int = 1) -> int:
         """The most blocks a request of ``num_tokens`` tokens holds at one time if steps compute up to ``chunk`` of them."""
         return sum(self._peak(g, num_tokens, chunk) for g in range(len(self._sizes)))
+
+    def most_tokens(self, limit: int) -> int:
+        """The longest request, up to ``limit`` tokens, that the pool can hold when it is alone."""
+        return bisect_right(range(1, limit + 1), self.num_blocks, key=self.blocks_to_hold)
 
     def _peak(self, group: int, num_tokens: int, chunk: int) -> int:
         size, window = self._sizes[group], self._windows[group]

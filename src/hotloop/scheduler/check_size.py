@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from hotloop.errors import CapacityError, InvalidRequestError
-from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.request import Request
-from hotloop.scheduler.limits import SchedulerLimits
 
 
-def check_size(request: Request, limits: SchedulerLimits, kv_cache: KVCacheManager) -> None:
-    """Raises: InvalidRequestError if the prompt is empty or prompt and max_tokens exceed the context; CapacityError if the
-    pool is too small for the request even when it is alone."""
-    num_prompt, limit = len(request.prompt_token_ids), limits.max_model_len
+def check_size(request: Request, max_model_len: int, max_request_tokens: int) -> None:
+    """max_request_tokens: prompt + output tokens that the pool has room for when the request is alone.
+
+    Raises: InvalidRequestError if the prompt is empty or prompt and max_tokens exceed the context; CapacityError if the pool
+    is too small.
+    """
+    num_prompt, limit = len(request.prompt_token_ids), max_model_len
     if not num_prompt:
         raise InvalidRequestError("the prompt is empty; give at least one token")
     if num_prompt >= limit:
@@ -29,9 +30,8 @@ def check_size(request: Request, limits: SchedulerLimits, kv_cache: KVCacheManag
             f"the request arrives with {len(request.output_token_ids)} output tokens and max_tokens is "
             f"{request.max_tokens}; raise max_tokens"
         )
-    needed = kv_cache.blocks_to_hold(num_prompt + request.max_tokens - 1)
-    if needed > kv_cache.num_blocks:
+    if num_prompt + request.max_tokens > max_request_tokens:
         raise CapacityError(
-            f"the request needs {needed} KV blocks ({num_prompt} prompt + {request.max_tokens} new tokens) and the "
-            f"pool has {kv_cache.num_blocks}; lower max_tokens or raise kv_cache_memory_bytes"
+            f"the request has {num_prompt} prompt tokens and max_tokens {request.max_tokens}, and the KV pool holds "
+            f"{max_request_tokens} tokens of a request; lower max_tokens or raise kv_cache_memory_bytes"
         )

@@ -32,6 +32,7 @@ class Scheduler:
         self._running: list[Entry] = []  # in order
         self._waiting: LazyHeap[Entry] = LazyHeap()
         self._deadlines: LazyHeap[Entry] = LazyHeap()
+        self.max_request_tokens = 1 + kv_cache.most_tokens(self.limits.max_model_len - 1)  # the last one's K/V is not stored
         self._num_arrivals = 0
         self._epoch = 0  # of the prospects of those that did not fit
         self._nobody_fits = False  # since then
@@ -56,7 +57,7 @@ class Scheduler:
         """
         if request.request_id in self._entries:
             raise InvalidRequestError(f"a request with the id {request.request_id!r} is running; choose another id")
-        check_size(request, self.limits, self.kv_cache)
+        check_size(request, self.limits.max_model_len, self.max_request_tokens)
 
     def add(self, requests: Sequence[Request]) -> None:
         """Admit requests, in order of arrival; all of them or, if one is refused, none. Raises as `check`.

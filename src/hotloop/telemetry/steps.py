@@ -31,6 +31,22 @@ class StepRecord(NamedTuple):
         return self.schedule_s + self.build_s + self.sample_s + self.emit_s
 
 
+class StepReport(NamedTuple):
+    """A step and the state of the engine after it: what metrics are made of.
+
+    record: None if there was no step: the last requests left between two. prefix_query_tokens, prefix_hit_tokens: prompt
+    tokens of the requests that ran for the first time in this step, and those of them that the prefix cache had.
+    """
+
+    record: StepRecord | None
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_blocks: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+
+
 class StepLog:
     """A ring of the latest ``capacity`` records, preallocated."""
 

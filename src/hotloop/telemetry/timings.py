@@ -12,13 +12,14 @@ class RequestClock:
     """
 
     __slots__ = (
-        "arrival_s", "decode_kv_bytes", "engine_overhead_s", "first_token_s", "mark_s", "others_prefill_s",
+        "arrival_s", "decode_kv_bytes", "emitted_s", "engine_overhead_s", "first_token_s", "mark_s", "others_prefill_s",
         "own_decode_s", "own_prefill_s", "preempted_s", "queued_s", "recomputes", "step",
     )  # fmt: skip
 
     def __init__(self, arrival_s: float) -> None:
         self.arrival_s = self.mark_s = arrival_s
         self.first_token_s = 0.0
+        self.emitted_s = 0.0  # the latest token
         self.queued_s = self.own_prefill_s = self.own_decode_s = 0.0
         self.others_prefill_s = self.preempted_s = self.engine_overhead_s = 0.0
         self.decode_kv_bytes = 0
@@ -58,10 +59,11 @@ class RequestClock:
         """The account up to now. Called when a step has emitted tokens of the request."""
         if not self.first_token_s:
             self.first_token_s = self.mark_s
+        previous_s, self.emitted_s = self.emitted_s, self.mark_s
         return Timeline(
             self.arrival_s, self.first_token_s, self.mark_s, self.queued_s, self.own_prefill_s, self.own_decode_s,
             self.others_prefill_s, self.preempted_s, self.engine_overhead_s, self.decode_kv_bytes,
-            num_prefix_hit_tokens, num_preemptions,
+            num_prefix_hit_tokens, num_preemptions, previous_s,
         )  # fmt: skip
 
 
@@ -91,6 +93,7 @@ def timings(
         "others_prefill_s": timeline.others_prefill_s,
         "preempted_s": timeline.preempted_s,
         "engine_overhead_s": timeline.engine_overhead_s,
+        "recovery_s": timeline.recovery_s,
         "drawn_tokens": num_tokens,
         "preemptions": timeline.num_preemptions,
         "weight_bytes_per_step": weight_bytes_per_step,

@@ -14,9 +14,9 @@ from hotloop.request import RequestId
 def test_what_can_never_fit_is_refused_and_the_others_go_on() -> None:  # known fault B50
     engine = FakeEngine(ONE_GROUP, 8, block_size=4)
     engine.scheduler.add([make_request("fits", [1] * 20, 13)])
-    with pytest.raises(CapacityError, match=r"needs 9 KV blocks .36 prompt . 1 new tokens. and the pool has 8"):
+    with pytest.raises(CapacityError, match=r"36 prompt tokens and max_tokens 1, and the KV pool holds 33"):
         engine.scheduler.add([make_request("prompt", [1] * 36, 1)])
-    with pytest.raises(CapacityError, match="needs 9 KV blocks"):
+    with pytest.raises(CapacityError, match="20 prompt tokens and max_tokens 14, and the KV pool holds 33"):
         engine.scheduler.add([make_request("prompt fits", [1] * 20, 14)])
     engine.run([make_request("short", [2] * 5, 3)])
     assert set(engine.finished) == {"fits", "short"}
