@@ -27,7 +27,7 @@ def drawn(logits: NDArray[np.float32], positions: Sequence[int], **params: float
     """One token per position."""
     sampler, of_all = _native.Sampler(ISA), _native.DrawParams(**params)  # type: ignore[arg-type]
     n = len(positions)
-    token_ids, _, faults = sampler.draw(logits[None], [of_all] * n, [0] * n, list(positions), [])
+    token_ids, _, _, faults = sampler.draw(logits[None], [of_all] * n, [0] * n, list(positions), [0.0] * n, [])
     assert not faults
     return np.array(token_ids)
 
@@ -92,18 +92,20 @@ def test_draws_of_seeds_and_choices_follow_it_too() -> None:
     sampler = _native.Sampler(ISA)
     for name in ("seed", "choice"):
         params = [_native.DrawParams(temperature=1.0, **{name: i}) for i in range(n)]
-        token_ids, _, _ = sampler.draw(logits[None], params, [0] * n, [77] * n, [])
+        token_ids, _, _, _ = sampler.draw(logits[None], params, [0] * n, [77] * n, [0.0] * n, [])
         assert_follows(np.array(token_ids), expected)
 
 
 def test_draws_follow_the_edited_distribution() -> None:
     logits = logits_of(3)
-    edits = (np.array([int(logits.argmax())], np.int32), np.array([4], np.int32), np.array([6.0], np.float32))
+    banned, bias_ids, bias = np.array([int(logits.argmax())], np.int32), np.array([4], np.int32), np.array([6.0], np.float32)
     n = 10_000
     params = _native.DrawParams(temperature=1.0, seed=5)
-    rows = [(i, *edits, NO_IDS, NO_IDS, None) for i in range(n)]
-    token_ids, _, _ = _native.Sampler(ISA).draw(logits[None], [params] * n, [0] * n, list(range(n)), rows)
-    logits[edits[0]], logits[4] = -np.inf, logits[4] + 6
+    edits = (banned, NO_IDS, bias_ids, bias, NO_IDS, NO_IDS, NO_IDS, bias[:0], None)
+    token_ids, _, _, _ = _native.Sampler(ISA).draw(
+        logits[None], [params] * n, [0] * n, list(range(n)), [0.0] * n, [(i, *edits) for i in range(n)]
+    )
+    logits[banned], logits[4] = -np.inf, logits[4] + 6
     assert_follows(np.array(token_ids), probabilities(logits, {"temperature": 1.0}))
 
 
