@@ -73,6 +73,11 @@ class AsyncLLM:
     def tokenizer(self) -> Tokenizer:
         return self._inputs.tokenizer
 
+    @property
+    def num_open(self) -> int:
+        """Requests (choices) that somebody still reads."""
+        return self._pump.num_open
+
     async def generate(
         self,
         prompt: Prompt | Resume,
