@@ -23,7 +23,7 @@ from hotloop.engine.journal import Journal
 from hotloop.engine.process import EngineProcess
 from hotloop.engine.wire import Abort, Add, Logged, Ready, Refused, Report, StartFailed, StepDone
 from hotloop.errors import EngineDeadError, HotloopError
-from hotloop.request import ErrorKind, Request, RequestId, TokenDelta
+from hotloop.request import ErrorKind, Request, RequestId, RestartReason, TokenDelta
 from hotloop.telemetry.steps import StepReport
 
 EngineState = Literal["starting", "ready", "restarting", "failed", "closed"]
@@ -199,7 +199,7 @@ class SupervisedClient:
 
     def _advance(self) -> list[TokenDelta]:
         """Do all that there is to do now; returns what there is to hand out."""
-        end = None
+        end: RestartReason | None = None
         with self._lock:
             if self.state == "closed":
                 return []
@@ -209,9 +209,9 @@ class SupervisedClient:
                     self._restart(now_s)
             elif not self._receive(process):
                 if process.has_ended:
-                    end = ""
+                    end = "died"
                 elif now_s >= self._patience_ends_s:
-                    end = "completed no step in time and "
+                    end = "stalled"
             self._error(self._journal.take_expired(now_s), "the request's deadline passed", "deadline")
             deltas, self._outbox = self._outbox, []
             observed, self._observed = self._observed, []
@@ -276,10 +276,11 @@ class SupervisedClient:
 
     # ---- ends and starts --------------------------------------------------------------------------------------------
 
-    def _engine_ended(self, process: EngineProcess, reason: str) -> None:
+    def _engine_ended(self, process: EngineProcess, reason: RestartReason) -> None:
         with self._lock:
             self._process = None
-        reason = f"the engine's process {reason}{process.close()}"  # its memory takes a while to go: without the lock
+        stalled = "completed no step in time and " if reason == "stalled" else ""
+        message = f"the engine's process {stalled}{process.close()}"  # its memory takes a while to go: without the lock
         with self._lock:
             if self.state == "closed":
                 return
@@ -290,11 +291,13 @@ class SupervisedClient:
             else:
                 self._start_failed()
             if not was_ready:
-                _log.error("%s before the model was loaded", reason)
+                _log.error("%s before the model was loaded", message)
                 return
-            _log.error("%s; %d requests wait for a new one", reason, len(self._journal))
+            _log.error("%s; %d requests wait for a new one", message, len(self._journal))
             self.num_restarts += 1
-            self._error(self._journal.engine_ended(), "the request ended the engine's process, again and again", "engine_dead")
+            self._error(
+                self._journal.engine_ended(), "the request ended the engine's process, again and again", "engine_dead"
+            )
         if self.observer is not None:
             try:
                 self.observer.on_restart(reason)

@@ -8,20 +8,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hotloop.config import EngineConfig
-from hotloop.request import Request, RequestOutput, TokenDelta
+from hotloop.request import Request, RequestOutput, RestartReason, TokenDelta
 from hotloop.telemetry.series import Counter, Histogram, one_two_five
 from hotloop.telemetry.steps import StepRecord, StepReport
 
 EndReason = Literal["stop", "length", "abort", "deadline", "error"]
 
-_END_REASONS: tuple[EndReason, ...] = ("stop", "length", "abort", "deadline", "error")
 _STEP_PARTS = ("schedule", "build", "forward", "sample", "emit")
 _REQUEST_PARTS = (
     "queued", "own_prefill", "own_decode", "others_prefill", "preempted", "engine_overhead", "recovery",
@@ -104,10 +103,12 @@ class Metrics(Collector):
         self._itl = Histogram(
             "hotloop:inter_token_latency_seconds", "Seconds between two emissions of a request's tokens.", _TOKEN_S
         )
-        self._restarts = Counter("hotloop:engine_restarts", "Engine processes that were replaced.", "reason")
+        self._restarts = Counter(
+            "hotloop:engine_restarts", "Engine processes that were replaced.", "reason", get_args(RestartReason)
+        )
 
     def _make_request_series(self, token_bounds: Sequence[float]) -> None:
-        self._ends = Counter("hotloop:request_success", "Requests that ended.", "finished_reason", _END_REASONS)
+        self._ends = Counter("hotloop:request_success", "Requests that ended.", "finished_reason", get_args(EndReason))
         self._rejections = Counter("hotloop:requests_rejected", "Requests refused before they ran.", "reason")
         self._prompt_tokens = Counter("hotloop:prompt_tokens", "Prompt tokens of requests given to the engine.")
         self._prompt_sizes = Histogram("hotloop:request_prompt_tokens", "Prompt tokens per request.", token_bounds)
@@ -162,7 +163,7 @@ class Metrics(Collector):
             self._add_step(report.record)
         self._add_tokens(deltas)
 
-    def on_restart(self, reason: str) -> None:
+    def on_restart(self, reason: RestartReason) -> None:
         self._restarts.add(1, reason)
         self._report = None
 
