@@ -116,6 +116,11 @@ class AsyncLLM:
         finally:
             await parts.aclose()
 
+    def check(self, asks: Sequence[Ask]) -> None:
+        """Raises: InvalidRequestError, CapacityError if the engine would refuse one of them."""
+        for ask in asks:
+            self._pump.client.check(ask.requests[0])
+
     async def stream(self, asks: Sequence[Ask]) -> AsyncGenerator[list[tuple[int, StreamChunk]], None]:
         """Run prompts that `InputProcessor.ask` made. Each item is all that arrived since the last: (index of the ask, chunk),
         with what was added to one choice merged into one chunk.
