@@ -177,8 +177,9 @@ class SupervisedClient:
 
     def _wake(self) -> None:
         """A poll that waits looks again."""
-        with contextlib.suppress(OSError):  # closed meanwhile
-            os.eventfd_write(self._wake_fd, 1)
+        with self._lock:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
 
     def _let_go(self) -> None:
         """Once closed and nobody polls, nothing is left open."""
