@@ -1,12 +1,12 @@
 """`hotloop serve` against llama-server under the same load from the same client, both sides interleaved.
 
-python benchmarks/serving/compare.py MODEL.gguf --llama-bin DIR [--isa native|avx2] [--concurrency 16] [--requests 32]
+python benchmarks/serving/compare.py MODEL.gguf --work DIR [--isa native|avx2] [--concurrency 16] [--requests 32]
     [--prompt-tokens 128] [--output-tokens 128] [--rounds 3] [--threads N] [--hotloop-args=...] [--llama-args=...]
 
-DIR holds llama-server and print-system-info, as `benchmarks/peers/compare.py` and its README build them. Both servers run all
-the time and have as many slots as there are clients; every round loads the one, then the other, with prompts that neither
-has seen. Ratios are hotloop's figure / llama-server's of the same round, the median over the rounds. The last line is one
-JSON object (fields: schema.toml, serving_compare). Run it on a quiet machine.
+llama-server is built under --work on first use, as the peers of benchmarks/peers/compare.py are. Both servers run all the
+time and have as many slots as there are clients; every round loads the one, then the other, with prompts that neither has
+seen. Ratios are hotloop's figure / llama-server's of the same round, the median over the rounds. The last line is one JSON
+object (fields: schema.toml, serving_compare). Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from hotloop.machine import default_num_threads
 from hotloop.telemetry.ceilings import measure_read_bandwidth
 
 sys.path.append(str(Path(__file__).parents[1] / "peers"))
-from llama_cpp import LlamaCpp
+from llama_cpp import SERVER, LlamaCpp, build
 from sides import SideError
 
-OURS, THEIRS = "hotloop", "llama-server"
+OURS, THEIRS = "hotloop", SERVER
 _WARMUP_TOKENS = 8
 _FIGURES: Mapping[str, Callable[[dict[str, Any]], float]] = {
     "tokens_per_s": lambda result: float(result["tokens_per_s"]),
@@ -78,8 +78,10 @@ def measure_rounds(
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--llama-bin", type=Path, required=True, help="folder with llama-server and print-system-info")
-    parser.add_argument("--isa", choices=("native", "avx2"), default="native", help="of hotloop")
+    parser.add_argument("--work", type=Path, required=True, help="folder for the peer; never inside the repository")
+    parser.add_argument("--isa", choices=("native", "avx2"), default="native", help="of both sides")
+    parser.add_argument("--sdist", type=Path, help="llama.cpp's source archive, instead of PyPI's")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="of the peer's build")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--requests", type=int, default=32, help="per round and side")
     parser.add_argument("--prompt-tokens", type=int, default=128)
@@ -91,16 +93,17 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if not args.model.exists():
         parser.error(f"{args.model} does not exist")
+    args.work.mkdir(parents=True, exist_ok=True)
     return args
 
 
-def commands(args: argparse.Namespace) -> dict[str, Command]:
+def commands(args: argparse.Namespace, binaries: Path) -> dict[str, Command]:
     slot_tokens = -(-(args.prompt_tokens + args.output_tokens + 32) // 256) * 256
     size = ["--max-num-seqs", str(args.concurrency), *args.hotloop_args.split()]
     return {
         OURS: hotloop(args.model, args.threads, "avx2" if args.isa == "avx2" else "", size),
         THEIRS: llama_server(
-            args.llama_bin.resolve() / "llama-server", args.model.resolve(), args.threads, args.concurrency, slot_tokens,
+            binaries / SERVER, args.model, args.threads, args.concurrency, slot_tokens,
             args.llama_args.split(),
         ),
     }  # fmt: skip
@@ -108,7 +111,8 @@ def commands(args: argparse.Namespace) -> dict[str, Command]:
 
 def main() -> None:
     args = parse()
-    peer = LlamaCpp(args.llama_bin, args.threads)
+    binaries = build(args.work.resolve(), args.isa, args.sdist, args.jobs, (SERVER,))
+    peer = LlamaCpp(binaries, args.threads)
     try:
         peer.check()
         description = peer.describe()
@@ -132,7 +136,7 @@ def main() -> None:
 
     try:
         with ExitStack() as stack:
-            urls = {side: stack.enter_context(running(command)) for side, command in commands(args).items()}
+            urls = {side: stack.enter_context(running(command)) for side, command in commands(args, binaries).items()}
             rounds = measure_rounds(urls, args.rounds, load)
     except ServerError as error:
         sys.exit(f"compare.py: {error}")

@@ -70,12 +70,13 @@ def test_the_json_line_of_compare(
     (tmp_path / "m.gguf").touch()
     options: list[Any] = []
     stub = [sys.executable, "-c", "pass"]
+    monkeypatch.setattr(compare, "build", lambda *_: tmp_path)
     monkeypatch.setattr(compare, "LlamaCpp", lambda *_: SimpleNamespace(check=lambda: None, describe=lambda: "built"))
     monkeypatch.setattr(compare, "measure_read_bandwidth", lambda _: SimpleNamespace(read_bandwidth_bytes_per_s=1e9))
-    monkeypatch.setattr(compare, "commands", lambda _: {name: stub for name in (compare.OURS, compare.THEIRS)})
+    monkeypatch.setattr(compare, "commands", lambda *_: {name: stub for name in (compare.OURS, compare.THEIRS)})
     monkeypatch.setattr(compare, "running", lambda _: __import__("contextlib").nullcontext("http://there"))
     monkeypatch.setattr(compare, "bench_serve_blocking", lambda o, _: (options.append(o), served(1.0, 1.0))[1])
-    command = ["compare.py", str(tmp_path / "m.gguf"), "--llama-bin", "bin", "--rounds", "2", "--concurrency", "4"]
+    command = ["compare.py", str(tmp_path / "m.gguf"), "--work", str(tmp_path), "--rounds", "2", "--concurrency", "4"]
     monkeypatch.setattr(sys, "argv", command)
     compare.main()
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -89,9 +90,9 @@ def test_the_json_line_of_compare(
 def test_commands_give_both_servers_the_same_slots(scripts: SimpleNamespace) -> None:
     args = SimpleNamespace(
         model=Path("m.gguf"), prompt_tokens=128, output_tokens=128, concurrency=16, threads=2, isa="avx2",
-        hotloop_args="--block-size 32", llama_args="-fa on", llama_bin=Path("bin"),
+        hotloop_args="--block-size 32", llama_args="-fa on",
     )  # fmt: skip
-    ours, theirs = scripts.compare.commands(args).values()
+    ours, theirs = scripts.compare.commands(args, Path("bin")).values()
     assert ours.arguments[3:] == ("serve", "m.gguf", "--threads", "2", "--max-num-seqs", "16", "--block-size", "32")
     assert ours.isa == "avx2"
     assert theirs.arguments[3:] == ("-np", "16", "-c", str(16 * 512), "-t", "2", "-tb", "2", "-fa", "on")
