@@ -38,7 +38,8 @@ class Healthy:
 
 def make_service(llm: AsyncLLM, **settings: Any) -> Service:
     info = llm.info
-    metrics = Metrics("tiny", llm.config, info.num_blocks, 1e9, num_open=lambda: llm._pump.num_open)
+    metrics = Metrics("tiny", llm.config, info.num_blocks, 1e9, num_open=lambda: llm.num_open)
+    llm._pump.client.observer = metrics
     return Service(
         llm, ServeSettings(**{"model_names": ("tiny",), **settings}), OpenDoor(), metrics, Healthy(),
         system_fingerprint(llm.path, llm.config),
