@@ -199,7 +199,7 @@ def test_the_observer_sees_every_token_once(model: Path) -> None:
         client.observer = observer
         ((answer,),) = run(client, requests_of(inputs, [([1, 2, 3], replace(GREEDY, max_tokens=100))]), meanwhile)
     assert observer.tokens == answer.token_ids
-    assert observer.reasons == ["the engine's process was ended by SIGKILL"]
+    assert observer.reasons == ["died"]
 
 
 def test_an_engine_that_does_not_start_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
