@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 WHEEL := $(VENV)/wheel
 FRESH := $(VENV)-fresh
+CLIENTS := $(VENV)-clients
 PIP_FLAGS := --disable-pip-version-check --quiet
 PIP := $(BIN)/python -m pip $(PIP_FLAGS)
 INSTALL := $(PIP) install --constraint constraints.txt
@@ -24,7 +25,7 @@ RUN_REQUIRES = $(BIN)/python -c 'import tomllib; \
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
 	$(shell find src csrc -type f ! -name '*.pyc' ! -name '*.md' 2>/dev/null)
 
-.PHONY: demo test test-neon test-sanitizers lint types stub wheel-test check constraints clean
+.PHONY: demo test test-neon test-sanitizers test-clients lint types stub wheel-test check constraints clean
 
 demo: $(STAMPS)/installed
 	@$(BIN)/hotloop pull smollm2-135m >/dev/null
@@ -41,6 +42,11 @@ test-neon: $(STAMPS)/build-tools
 
 test-sanitizers: $(STAMPS)/build-tools $(STAMPS)/run-tools $(STAMPS)/test-tools
 	PATH="$(abspath $(BIN)):$$PATH" tools/test_sanitizers.sh $(abspath $(BIN))/python $(VENV)/sanitize $(ARGS)
+
+# Opt-in. Real clients (openai, litellm, langchain-openai, llm, curl, aiperf, schemathesis) against a live server.
+test-clients: $(STAMPS)/installed $(CLIENTS)/installed
+	@$(BIN)/hotloop pull smollm2-135m >/dev/null
+	$(CLIENTS)/bin/python tools/clients/check_clients.py --serve $(BIN)/hotloop $(ARGS) smollm2-135m
 
 lint: $(STAMPS)/lint-tools
 	$(BIN)/python -m ruff check .
@@ -66,7 +72,7 @@ constraints:
 	PYTHON="$(PYTHON)" tools/update_constraints.sh
 
 clean:
-	rm -rf $(VENV) $(FRESH)
+	rm -rf $(VENV) $(FRESH) $(CLIENTS)
 
 $(STAMPS)/venv: constraints.txt
 	@PYTHON="$(PYTHON)" sh tools/check_setup.sh
@@ -99,6 +105,12 @@ $(STAMPS)/run-tools: $(STAMPS)/venv pyproject.toml
 
 $(STAMPS)/test-tools: $(STAMPS)/venv pyproject.toml
 	$(INSTALL) --group test
+	@touch $@
+
+# Some hundred packages that hotloop needs for nothing else.
+$(CLIENTS)/installed: tools/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip $(PIP_FLAGS) install --requirement tools/clients/requirements.txt
 	@touch $@
 
 $(STAMPS)/lint-tools: $(STAMPS)/venv pyproject.toml

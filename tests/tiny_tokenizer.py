@@ -23,7 +23,7 @@ def tokenizer_metadata(vocab_size: int, *, sentencepiece: bool = False) -> dict[
 def _byte_level(vocab_size: int) -> dict[str, WritableValue]:
     # 0-255 bytes by value, then merges, then control tokens.
     merges = ["Ġ t", "h e", "i n", "Ġ a", "Ġt he", "o n", "r e", "Ġ s"]
-    tokens = _byte_alphabet() + [merge.replace(" ", "") for merge in merges]
+    tokens = byte_alphabet() + [merge.replace(" ", "") for merge in merges]
     types = [_NORMAL] * len(tokens) + [_CONTROL] * 3
     tokens += ["<|endoftext|>", *_TURNS]
     bos, eos = len(tokens) - 3, len(tokens) - 1
@@ -61,7 +61,7 @@ def _sentencepiece(vocab_size: int) -> dict[str, WritableValue]:
     }
 
 
-def _byte_alphabet() -> list[str]:
+def byte_alphabet() -> list[str]:
     """The character that stands for each byte: printable Latin-1 as itself, others from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

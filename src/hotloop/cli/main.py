@@ -1,7 +1,7 @@
 """The `hotloop` command: a table of commands whose modules are imported when they are called.
 
-A command is a module with a function `command` (typer annotations); it raises HotloopErrors and imports what
-is slow inside the function. Its line below is all that `hotloop --help` needs.
+A command is a module with a function `command` (typer annotations), or with an `app` of several such; it raises
+HotloopErrors and imports what is slow inside the function. Its line below is all that `hotloop --help` needs.
 """
 
 import io
@@ -25,7 +25,7 @@ COMMANDS = {
     "batch": ("hotloop.cli.batch", "Answer a file of OpenAI batch requests."),
     "pull": ("hotloop.cli.pull", "Download a model, or check a local file."),
     "inspect": ("hotloop.cli.inspect_model", "Show what is in a model file and what it needs."),
-    "bench": ("hotloop.cli.bench", "Measure kernels, decode or prefill of a model on this machine."),
+    "bench": ("hotloop.cli.bench", "Measure a model on this machine, or a server under load."),
     "machine": ("hotloop.cli.machine", "Measure this machine's read bandwidth."),
     "list": ("hotloop.cli.list_models", "List the models on this machine, or the catalog."),
 }
@@ -40,9 +40,11 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        module, _ = COMMANDS[cmd_name]
+        module = import_module(COMMANDS[cmd_name][0])
+        if hasattr(module, "app"):
+            return typer.main.get_command(module.app)
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name=cmd_name)(import_module(module).command)
+        single.command(name=cmd_name)(module.command)
         return typer.main.get_command(single)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

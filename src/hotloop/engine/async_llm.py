@@ -16,7 +16,7 @@ from hotloop.config import EngineConfig
 from hotloop.engine.client import EngineClient, EngineInfo
 from hotloop.engine.generation import Generation, StreamChunk
 from hotloop.engine.inputs import Ask, InputProcessor, Message, Prompt
-from hotloop.engine.loading import ConnectedEngine, load_engine
+from hotloop.engine.loading import PREFILL_TOKENS_BESIDE_DECODES, ConnectedEngine, load_engine
 from hotloop.engine.resume import Resume
 from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.request import RequestId, RequestOutput, Timeline, TokenDelta
@@ -26,7 +26,6 @@ from hotloop.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
-_PREFILL_TOKENS_BESIDE_DECODES = 64  # somebody waits for each token: short steps before throughput
 _LONG_TEXT = 2000  # characters: longer prompts are tokenized off the event loop
 
 
@@ -39,7 +38,7 @@ class AsyncLLM:
 
     def __init__(self, model: str | Path, **config: Any) -> None:
         if config.get("prefill_tokens_beside_decodes") is None:
-            config["prefill_tokens_beside_decodes"] = _PREFILL_TOKENS_BESIDE_DECODES
+            config["prefill_tokens_beside_decodes"] = PREFILL_TOKENS_BESIDE_DECODES
         self._connect(load_engine(model, config))
 
     @classmethod
@@ -72,6 +71,11 @@ class AsyncLLM:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._inputs.tokenizer
+
+    @property
+    def num_open(self) -> int:
+        """Requests (choices) that somebody still reads."""
+        return self._pump.num_open
 
     async def generate(
         self,
@@ -111,6 +115,11 @@ class AsyncLLM:
                     yield chunk
         finally:
             await parts.aclose()
+
+    def check(self, asks: Sequence[Ask]) -> None:
+        """Raises: InvalidRequestError, CapacityError if the engine would refuse one of them."""
+        for ask in asks:
+            self._pump.client.check(ask.requests[0])
 
     async def stream(self, asks: Sequence[Ask]) -> AsyncGenerator[list[tuple[int, StreamChunk]], None]:
         """Run prompts that `InputProcessor.ask` made. Each item is all that arrived since the last: (index of the ask, chunk),

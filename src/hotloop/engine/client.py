@@ -12,7 +12,7 @@ from typing import Protocol
 from hotloop.config import EngineConfig
 from hotloop.engine.core import EngineCore
 from hotloop.errors import HotloopError
-from hotloop.request import Request, RequestId, TokenDelta
+from hotloop.request import Request, RequestId, RestartReason, TokenDelta
 from hotloop.telemetry.steps import StepReport
 
 _log = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class EngineObserver(Protocol):
         """A step ended, or the last requests left between two (no record and no deltas then)."""
         ...
 
-    def on_restart(self, reason: str) -> None:
-        """The engine's process ended and a new one takes over its requests."""
+    def on_restart(self, reason: RestartReason) -> None:
+        """The engine's process died, or stalled and was killed, and a new one takes over its requests."""
         ...
 
 

@@ -43,7 +43,7 @@ class EngineCore:
     def __init__(self, runner: Runner, config: EngineConfig, policies: Policies | None = None) -> None:
         self.runner = runner
         self.steps = StepLog()
-        self.report: StepReport | None = None  # of the latest step
+        self.report: StepReport | None = None  # of the latest step, once there was one
         self._prefix_caching = config.enable_prefix_caching
         self._policies = policies or Policies(
             order=ByPriority() if config.scheduling_policy == "priority" else FirstComeFirstServed(),
@@ -131,7 +131,9 @@ class EngineCore:
         scheduled_s = time.perf_counter()
         if not output.scheduled:
             self._unfinished = None
-            return self._expired(output)
+            deltas = self._expired(output)
+            self.report = self.report_of()
+            return deltas
         if output.block_copies:
             self.runner.copy_blocks(output.block_copies)
         batch = self._builder.build(output.scheduled, self.kv_cache.block_tables)
@@ -306,4 +308,5 @@ class EngineCore:
         """End all requests with an error and start over with an empty cache."""
         deltas = [TokenDelta(request_id, (), (), None, message) for request_id in self._live]
         self._reset()
+        self.report = self.report_of()
         return deltas

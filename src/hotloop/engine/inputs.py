@@ -76,9 +76,13 @@ class InputProcessor:
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
+        arrival_s: float | None = None,
     ) -> Ask:
-        """The requests of one prompt, n of them. request_id: its name. Raises InvalidRequestError."""
-        arrival_s = time.perf_counter()
+        """The requests of one prompt, n of them. request_id: its name. arrival_s: time.perf_counter, None for now.
+
+        Raises: InvalidRequestError.
+        """
+        arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         _check_options(priority, timeout_s, cache_salt)
         text, ids = self._prompt_token_ids(prompt, parse_special)
         params = self.resolved(params)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import gc
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from hotloop import _native
 from hotloop.config import EngineConfig
+from hotloop.engine.build import build_core
 from hotloop.engine.client import EngineClient, EngineInfo, InProcessClient
 from hotloop.engine.core import EngineCore
 from hotloop.engine.inputs import InputProcessor
@@ -23,7 +23,7 @@ from hotloop.weights.catalog import entry_for
 from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.resolve import resolve
 
-_log = logging.getLogger(__name__)
+PREFILL_TOKENS_BESIDE_DECODES = 64  # where somebody waits for each token: short steps before throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,45 +52,31 @@ def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
     """
     path = resolve(str(model))
     config = engine_config(options)
+    ceiling = read_ceiling(config.num_threads)  # first: measuring takes memory that the weights are to have
+    with GGUFFile.open(path) as gguf:
+        tokenizer = Tokenizer.from_metadata(gguf.metadata)
+        built = build_core(gguf, config)
+    # What is left of the file's metadata and of building the tokenizer: tens of megabytes.
+    gc.collect()
+    _native.release_free_memory()
+    return LoadedEngine(
+        path=path, config=config, inputs=input_processor(model, path, tokenizer, built.info), runner=built.runner,
+        core=built.core, client=InProcessClient(built.core, built.info), ceiling_bytes_per_s=ceiling,
+    )  # fmt: skip
+
+
+def input_processor(model: str | Path, path: Path, tokenizer: Tokenizer, info: EngineInfo) -> InputProcessor:
+    """The client's side of an engine. Raises HotloopError if tokenizer and model do not belong together."""
+    if tokenizer.vocab_size > info.vocab_size:
+        raise HotloopError(f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {info.vocab_size}")
     entry = entry_for(model) or entry_for(path)
     recommended = {} if entry is None else {
         f.name: getattr(entry.sampling, f.name) for f in fields(entry.sampling)
         if getattr(entry.sampling, f.name) is not None
     }  # fmt: skip
-    ceiling = read_ceiling(config.num_threads)  # first: measuring takes memory that the weights are to have
-    tokenizer, runner = _load(path, config)
-    # What is left of the file's metadata and of building the tokenizer: tens of megabytes.
-    gc.collect()
-    _native.release_free_memory()
-    if tokenizer.vocab_size > runner.vocab_size:
-        raise HotloopError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {runner.vocab_size}"
-        )
-    core = EngineCore(runner, runner.resolved_config)
-    info = EngineInfo(
-        config=runner.resolved_config, num_blocks=runner.num_blocks, block_bytes=runner.layout.block_bytes,
-        max_request_tokens=core.scheduler.max_request_tokens, vocab_size=runner.vocab_size,
-        weight_bytes_per_step=runner.weight_bytes_per_step,
-    )  # fmt: skip
-    _log.info("%s: %s", path.name, info)
-    if info.max_request_tokens < info.max_model_len:
-        _log.warning(
-            "the KV pool holds %d tokens of a request and max_model_len is %d: those that need more will be refused; lower "
-            "max_model_len or raise kv_cache_memory_bytes",
-            info.max_request_tokens, info.max_model_len,
-        )  # fmt: skip
-    inputs = InputProcessor(
+    return InputProcessor(
         tokenizer, info.max_model_len, max_request_tokens=info.max_request_tokens, recommended=recommended, name=path.name
     )
-    return LoadedEngine(
-        path=path, config=config, inputs=inputs, runner=runner, core=core, client=InProcessClient(core, info),
-        ceiling_bytes_per_s=ceiling,
-    )  # fmt: skip
-
-
-def _load(path: Path, config: EngineConfig) -> tuple[Tokenizer, ModelRunner]:
-    with GGUFFile.open(path) as gguf:
-        return Tokenizer.from_metadata(gguf.metadata), ModelRunner(gguf, config)
 
 
 def engine_config(options: Mapping[str, Any]) -> EngineConfig:

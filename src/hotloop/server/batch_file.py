@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from hotloop.errors import HotloopError, InvalidRequestError
-from hotloop.server.bodies import ENDPOINTS, Body, parse_body
+from hotloop.server.bodies import Body, parse_body
+from hotloop.server.fields import ENDPOINTS
 from hotloop.server.responses import error_body
 
 _BEGIN = b'{"id": "batch_req_'  # of every line of the output
@@ -89,7 +90,7 @@ def _request(line: Mapping[str, Any]) -> tuple[str, Body]:
         raise InvalidRequestError(f"method is {line['method']!r:.60}; it must be POST")
     for endpoint in ENDPOINTS:
         if line.get("url") == endpoint:
-            return endpoint, parse_body(endpoint, line.get("body"))
+            return endpoint, parse_body(endpoint, line.get("body"), live=False)
     raise InvalidRequestError(f"url is {line.get('url')!r:.60}; it must be one of {', '.join(ENDPOINTS)}")
 
 

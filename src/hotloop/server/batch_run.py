@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from hotloop.engine.fingerprint import system_fingerprint
 from hotloop.engine.inputs import Prompt
 from hotloop.engine.llm import LLM
 from hotloop.errors import CapacityError, HotloopError, InvalidRequestError
@@ -15,7 +16,7 @@ from hotloop.request import RequestOutput
 from hotloop.sampling_params import SamplingParams
 from hotloop.server.batch_file import BatchLine, BatchOutput, read_batch
 from hotloop.server.bodies import Body
-from hotloop.server.responses import chat_response, completion_response
+from hotloop.server.responses import Head, chat_response, completion_response
 
 
 @dataclass(slots=True)
@@ -58,6 +59,7 @@ Job = tuple[tuple[_Line, int], Prompt, SamplingParams]
 def run_batch(llm: LLM, source: Path, output: BatchOutput, model: str | None, progress: Progress) -> BatchCounts:
     """model: the name that answers carry; None for the one each line asks for, which must then be the same in all."""
     counts = BatchCounts()
+    fingerprint = system_fingerprint(llm.path, llm.config)
     named: list[str] = [] if model is None else [model]
 
     def jobs() -> Iterator[Job]:
@@ -104,7 +106,7 @@ def run_batch(llm: LLM, source: Path, output: BatchOutput, model: str | None, pr
         if entry.error is not None:
             fail(entry.line, entry.error)
             continue
-        _write(llm, output, entry, outputs, named[0])
+        _write(llm, output, entry, outputs, named[0], fingerprint)
         counts.answered += 1
         counts.prompt_tokens += sum(len(o.prompt_token_ids) for o in outputs)
         counts.completion_tokens += sum(len(choice.token_ids) for o in outputs for choice in o.outputs)
@@ -118,10 +120,14 @@ def _prompts(llm: LLM, body: Body) -> list[Prompt]:
     return list(body.prompts)
 
 
-def _write(llm: LLM, output: BatchOutput, entry: _Line, outputs: list[RequestOutput], model: str) -> None:
-    created_s, num_top = int(time.time()), entry.body.params.logprobs or 0
+def _write(
+    llm: LLM, output: BatchOutput, entry: _Line, outputs: list[RequestOutput], model: str, fingerprint: str
+) -> None:
+    request_id, created_s = str(outputs[0].request_id), int(time.time())
     if entry.body.messages is not None:
-        body = chat_response(outputs[0], model, created_s, num_top, llm.tokenizer)
+        head = Head(f"chatcmpl-{request_id}", created_s, model, fingerprint)
+        body = chat_response(head, outputs[0], entry.body, llm.tokenizer)
     else:
-        body = completion_response(outputs, model, created_s, num_top, llm.tokenizer)
-    output.write_answer(entry.line, str(outputs[0].request_id), body)
+        head = Head(f"cmpl-{request_id}", created_s, model, fingerprint)
+        body = completion_response(head, outputs, entry.body, llm.tokenizer)
+    output.write_answer(entry.line, request_id, body)

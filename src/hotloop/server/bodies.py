@@ -5,48 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from hotloop.errors import InvalidRequestError
 from hotloop.sampling_params import SamplingParams
+from hotloop.server.fields import CHAT, FIELDS_OF, MAX_INT64, Endpoint
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
-ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
-
-# Fields that become a SamplingParams field of the same name.
-_SAMPLING = frozenset({
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
-    "n", "seed", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
-})  # fmt: skip
-_IMPLEMENTED: Mapping[Endpoint, frozenset[str]] = {
-    "/v1/chat/completions": _SAMPLING
-    | {"model", "messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs"},
-    "/v1/completions": _SAMPLING | {"model", "prompt", "max_tokens", "logprobs"},
-}
-# They say something about the caller or about storing, nothing about the answer.
-_WITHOUT_EFFECT = frozenset({
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "verbosity",
-})  # fmt: skip
-# Values that ask for what happens anyway; any other value of these is refused.
-_HARMLESS: Mapping[str, Sequence[Any]] = {
-    "stream": [False],
-    "stream_options": [],
-    "echo": [False],
-    "best_of": [1],
-    "suffix": [""],
-    "response_format": [{"type": "text"}],
-    "tools": [[]],
-    "tool_choice": ["none", "auto"],
-    "parallel_tool_calls": [True, False],
-    "functions": [[]],
-    "function_call": ["none", "auto"],
-    "modalities": [["text"]],
-    "audio": [],
-    "prediction": [],
-    "reasoning_effort": [],
-    "web_search_options": [],
-}
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,50 +22,128 @@ class Body:
     params: SamplingParams
     messages: Sequence[Mapping[str, Any]] | None
     prompts: Sequence[str | Sequence[int]]
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False
+    return_token_ids: bool = False
+    timeout_s: float | None = None
+    priority: int = 0
+    cache_salt: str = ""
 
 
-def parse_body(endpoint: Endpoint, body: object) -> Body:
-    """Raises InvalidRequestError naming the field, its value and what is allowed."""
+def parse_body(
+    endpoint: Endpoint,
+    body: object,
+    *,
+    live: bool = True,
+    default_max_tokens: int | None = None,
+    max_tokens_limit: int | None = None,
+) -> Body:
+    """live: for a server; else for a batch file, which has no streams, deadlines and priorities. default_max_tokens: of a
+    request that names none. max_tokens_limit: what more is cut down to.
+
+    Raises: InvalidRequestError naming the field, its value and what is allowed.
+    """
     if not isinstance(body, Mapping):
         raise InvalidRequestError(f"the body is {body!r:.60}; it must be an object")
     given = {name: value for name, value in body.items() if value is not None}  # null is the default, whatever it is
-    _check_fields(endpoint, given)
-    model = given.get("model")
-    if not isinstance(model, str | None):
-        raise InvalidRequestError(f"model is {model!r:.60}; it must be a string")
-    values = {name: given[name] for name in _SAMPLING & given.keys()}
-    if endpoint == "/v1/chat/completions":
-        values |= {"max_tokens": _max_tokens(given), "logprobs": _chat_logprobs(given)}
+    _check_fields(endpoint, given, live)
+    sampling = {name: value for name, value in given.items() if FIELDS_OF[endpoint][name].kind == "sampling"}
+    max_tokens = _max_tokens(endpoint, given, default_max_tokens, max_tokens_limit)
+    options = _stream_options(given)
+    include_usage = _typed(options, "include_usage", bool, False)
+    common: dict[str, Any] = {
+        "model": _typed(given, "model", str, None),
+        "stream": _typed(given, "stream", bool, False),
+        "include_usage": include_usage,
+        "continuous_usage": include_usage and _typed(options, "continuous_usage_stats", bool, False),
+        "return_token_ids": _typed(given, "return_token_ids", bool, False),
+        "timeout_s": _timeout_s(given),
+        "priority": _typed(given, "priority", int, 0),
+        "cache_salt": _typed(given, "cache_salt", str, ""),
+    }
+    if not -(2**31) <= common["priority"] < 2**31:
+        raise InvalidRequestError(f"priority is {common['priority']!r:.60}; it must be a 32-bit integer")
+    if endpoint == CHAT:
+        params = SamplingParams(**sampling, max_tokens=max_tokens, logprobs=_chat_logprobs(given))
         if "messages" not in given:
             raise InvalidRequestError("messages is missing; give a list of messages")
-        return Body(model, SamplingParams(**values), given["messages"], ())
-    values |= {"max_tokens": given.get("max_tokens", 16), "logprobs": given.get("logprobs")}
+        return Body(params=params, messages=given["messages"], prompts=(), **common)
+    params = SamplingParams(**sampling, max_tokens=max_tokens, logprobs=given.get("logprobs"))
     if "prompt" not in given:
         raise InvalidRequestError("prompt is missing; give a text, token ids, or a list of them")
-    return Body(model, SamplingParams(**values), None, _prompts(given["prompt"]))
+    echo = _typed(given, "echo", bool, False)
+    if echo and params.logprobs is not None:
+        raise InvalidRequestError("echo together with logprobs is not offered: prompts have no logprobs here; leave one out")
+    return Body(params=params, messages=None, prompts=_prompts(given["prompt"]), echo=echo, **common)
 
 
-def _check_fields(endpoint: Endpoint, given: Mapping[str, Any]) -> None:
-    known = _IMPLEMENTED[endpoint] | _WITHOUT_EFFECT | _HARMLESS.keys()
+def _check_fields(endpoint: Endpoint, given: Mapping[str, Any], live: bool) -> None:
+    known = FIELDS_OF[endpoint]
     for name, value in given.items():
-        if name not in known:
-            near = difflib.get_close_matches(str(name), sorted(known), n=1)
-            raise InvalidRequestError(f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        if name in _HARMLESS and value not in _HARMLESS[name]:
+        field = known.get(name)
+        if field is None:
+            near = difflib.get_close_matches(str(name)[:60], sorted(known), n=1)
+            raise InvalidRequestError(f"unknown field {name!r:.60}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        if field.kind == "fixed" and value not in field.values:
             raise InvalidRequestError(f"{name} is {value!r:.60}, which is not offered here; leave {name} out")
+        if field.kind == "live" and not live and value is not False:
+            raise InvalidRequestError(f"{name} is {value!r:.60}; only a server offers it: leave {name} out")
 
 
-def _max_tokens(given: Mapping[str, Any]) -> int | None:
+def _typed(given: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = given.get(name)
+    if value is None:
+        return default
+    if type(value) is not kind:
+        what = {bool: "true or false", int: "an integer", str: "a string"}[kind]
+        raise InvalidRequestError(f"{name} is {value!r:.60}; it must be {what}")
+    return value
+
+
+def _stream_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    options = given.get("stream_options", {})
+    known = ("include_usage", "continuous_usage_stats", "include_obfuscation")
+    if not isinstance(options, Mapping) or options.keys() - set(known):
+        raise InvalidRequestError(f"stream_options is {options!r:.60}; it may hold {', '.join(known)}")
+    if options and given.get("stream") is not True:
+        raise InvalidRequestError("stream_options is given without stream: true; leave it out")
+    if options.get("include_obfuscation"):
+        raise InvalidRequestError("include_obfuscation is not offered here; leave it out")
+    return options
+
+
+def _timeout_s(given: Mapping[str, Any]) -> float | None:
+    value = given.get("timeout_s")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise InvalidRequestError(f"timeout_s is {value!r:.60}; it must be a number of seconds above 0")
+    return float(min(value, MAX_INT64))
+
+
+def _max_tokens(
+    endpoint: Endpoint, given: Mapping[str, Any], default: int | None, limit: int | None
+) -> int | None:
     both = [given[name] for name in ("max_completion_tokens", "max_tokens") if name in given]
     if len(both) == 2 and both[0] != both[1]:
-        raise InvalidRequestError(f"max_completion_tokens is {both[0]!r} and max_tokens {both[1]!r}; give one of them")
-    return both[0] if both else None
+        raise InvalidRequestError(
+            f"max_completion_tokens is {both[0]!r:.60} and max_tokens {both[1]!r:.60}; give one of them"
+        )
+    if both:
+        wanted = both[0]
+        if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+            raise InvalidRequestError(f"max_tokens is {wanted!r:.60}; it must be an integer, 1 or more")
+    elif default is not None or endpoint == CHAT:
+        wanted = default
+    else:
+        wanted = DEFAULT_COMPLETION_TOKENS
+    return wanted if limit is None else limit if wanted is None else min(wanted, limit)
 
 
 def _chat_logprobs(given: Mapping[str, Any]) -> Any:
-    wanted = given.get("logprobs", False)
-    if not isinstance(wanted, bool):
-        raise InvalidRequestError(f"logprobs is {wanted!r:.60}; it must be true or false (how many: top_logprobs)")
+    wanted = _typed(given, "logprobs", bool, False)
     if "top_logprobs" in given and not wanted:
         raise InvalidRequestError(f"top_logprobs is {given['top_logprobs']!r:.60} without logprobs: true")
     return given.get("top_logprobs", 0) if wanted else None

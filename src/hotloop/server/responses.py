@@ -4,73 +4,121 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hotloop.request import CompletionOutput, Logprob, RequestOutput
+from hotloop.server.bodies import Body
 from hotloop.text.tokenizer import Tokenizer
 
+Entry = dict[int, Logprob]  # of one drawn token, which comes first
 
-def chat_response(
-    output: RequestOutput, model: str, created_s: int, num_top: int, tokenizer: Tokenizer
-) -> dict[str, Any]:
-    """num_top: top logprobs asked for per token."""
-    choices = [
-        {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": _chat_logprobs(choice, num_top, tokenizer),
-            "finish_reason": choice.finish_reason,
-        }
-        for choice in output.outputs
-    ]
-    return _response(f"chatcmpl-{output.request_id}", "chat.completion", [output], choices, model, created_s)
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a response and all chunks of a stream begin with. max_tokens: the cap that applied, if it is known."""
+
+    id: str
+    created_s: int
+    model: str
+    fingerprint: str
+    max_tokens: int | None = None
+
+
+def chat_response(head: Head, output: RequestOutput, body: Body, tokenizer: Tokenizer) -> dict[str, Any]:
+    num_top = body.params.logprobs or 0
+    choices: list[dict[str, Any]] = []
+    for choice in output.outputs:
+        logprobs = None if choice.logprobs is None else chat_logprobs(choice.token_ids, choice.logprobs, num_top, tokenizer)
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        choices.append({"index": choice.index, "message": message, "logprobs": logprobs} | _end(choice, body))
+    return _response(head, "chat.completion", [output], choices)
 
 
 def completion_response(
-    outputs: Sequence[RequestOutput], model: str, created_s: int, num_top: int, tokenizer: Tokenizer
+    head: Head, outputs: Sequence[RequestOutput], body: Body, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """outputs: one per prompt; choices are numbered prompt by prompt. num_top: top logprobs asked for per token."""
-    choices = [
-        {
-            "index": index,
-            "text": choice.text,
-            "logprobs": _completion_logprobs(choice, num_top, tokenizer),
-            "finish_reason": choice.finish_reason,
-        }
-        for index, choice in enumerate(choice for output in outputs for choice in output.outputs)
-    ]
-    return _response(f"cmpl-{outputs[0].request_id}", "text_completion", outputs, choices, model, created_s)
+    """outputs: one per prompt; choices are numbered prompt by prompt."""
+    num_top = body.params.logprobs or 0
+    choices: list[dict[str, Any]] = []
+    for output in outputs:
+        prefix = prompt_text(output.prompt, output.prompt_token_ids, tokenizer) if body.echo else ""
+        for choice in output.outputs:
+            logprobs = (
+                None if choice.logprobs is None
+                else completion_logprobs(choice.token_ids, choice.logprobs, num_top, tokenizer, 0)
+            )  # fmt: skip
+            choices.append(
+                {"index": len(choices), "text": prefix + choice.text, "logprobs": logprobs} | _end(choice, body)
+            )
+    return _response(head, "text_completion", outputs, choices)
 
 
 def error_body(message: str, *, kind: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Of all prompts and choices together; a prompt's tokens count once, whatever n is."""
-    prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
-    completion_tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+def prompt_text(text: str | None, token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """What ``echo`` repeats of a prompt: its text as given, or that of its ids."""
+    return tokenizer.decode(token_ids, skip_special=False) if text is None else text
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
     }
 
 
+def usage_of(outputs: Sequence[RequestOutput], max_tokens: int | None) -> dict[str, Any]:
+    """Of all prompts and choices together; a prompt's tokens count once, whatever n is. max_tokens: see `Head`."""
+    total = usage(
+        sum(len(output.prompt_token_ids) for output in outputs),
+        sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
+    )
+    total["prompt_tokens_details"] = {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}
+    return total if max_tokens is None else total | {"max_tokens": max_tokens}
+
+
+def timings_of(output: RequestOutput) -> dict[str, float | int] | None:
+    """Our figures, and llama-server's names for some of them; telemetry/schema.toml defines both."""
+    ours = output.timings
+    if ours is None:
+        return None
+    prompt_n = len(output.prompt_token_ids) - output.num_cached_tokens
+    prompt_s = ours["ttft_s"] - ours["queued_s"]
+    return ours | {
+        "cache_n": output.num_cached_tokens,
+        "prompt_n": prompt_n,
+        "prompt_ms": prompt_s * 1e3,
+        "prompt_per_second": prompt_n / prompt_s if prompt_s > 0 else 0.0,
+        "predicted_n": ours["drawn_tokens"],
+        "predicted_ms": ours["decode_s"] * 1e3,
+        "predicted_per_token_ms": ours["tpot_s"] * 1e3,
+        "predicted_per_second": ours["decode_tokens_per_s"],
+    }
+
+
+def _end(choice: CompletionOutput, body: Body) -> dict[str, Any]:
+    end: dict[str, Any] = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+    return end | {"token_ids": choice.token_ids} if body.return_token_ids else end
+
+
 def _response(
-    id: str, kind: str, outputs: Sequence[RequestOutput], choices: list[dict[str, Any]], model: str, created_s: int
+    head: Head, kind: str, outputs: Sequence[RequestOutput], choices: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """seed and timings: those of the first prompt; every prompt of a request has the same seed if it named one."""
     return {
-        "id": id,
+        "id": head.id,
         "object": kind,
-        "created": created_s,
-        "model": model,
+        "created": head.created_s,
+        "model": head.model,
+        "system_fingerprint": head.fingerprint,
         "choices": choices,
-        "usage": usage(outputs),
+        "usage": usage_of(outputs, head.max_tokens),
         "seed": outputs[0].seed,
-        "timings": outputs[0].timings,
+        "timings": timings_of(outputs[0]),
     }
 
 
@@ -83,33 +131,35 @@ def _token(token_id: int, logprob: Logprob, tokenizer: Tokenizer) -> dict[str, A
     return {"token": logprob.decoded_token, "logprob": _finite(logprob.logprob), "bytes": list(raw)}
 
 
-def _top(entry: dict[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
+def _top(entry: Entry, num_top: int) -> list[tuple[int, Logprob]]:
     """The top logprobs of an entry, best first; the drawn token may not be one of them."""
     return sorted(((i, v) for i, v in entry.items() if v.rank <= num_top), key=lambda item: item[1].rank)
 
 
-def _chat_logprobs(choice: CompletionOutput, num_top: int, tokenizer: Tokenizer) -> dict[str, Any] | None:
-    if choice.logprobs is None:
-        return None
+def chat_logprobs(
+    token_ids: Sequence[int], entries: Sequence[Entry], num_top: int, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """The ``logprobs`` of a chat choice or chunk. num_top: top logprobs asked for per token."""
     content = []
-    for token_id, entry in zip(choice.token_ids, choice.logprobs, strict=True):
+    for token_id, entry in zip(token_ids, entries, strict=True):
         top = [_token(i, value, tokenizer) for i, value in _top(entry, num_top)]
         content.append({**_token(token_id, entry[token_id], tokenizer), "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def _completion_logprobs(choice: CompletionOutput, num_top: int, tokenizer: Tokenizer) -> dict[str, Any] | None:
-    if choice.logprobs is None:
-        return None
-    texts = [entry[i].decoded_token for i, entry in zip(choice.token_ids, choice.logprobs, strict=True)]
-    offsets = [0]
-    for text in texts[:-1]:
-        offsets.append(offsets[-1] + len(text))
+def completion_logprobs(
+    token_ids: Sequence[int], entries: Sequence[Entry], num_top: int, tokenizer: Tokenizer, offset: int
+) -> dict[str, Any]:
+    """The ``logprobs`` of a completion choice or chunk. offset: characters of the choice's tokens before these."""
+    texts = [entry[i].decoded_token for i, entry in zip(token_ids, entries, strict=True)]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    top = [{v.decoded_token: _finite(v.logprob) for _, v in _top(entry, num_top)} for entry in entries]
     return {
         "tokens": texts,
-        "token_logprobs": [
-            _finite(entry[i].logprob) for i, entry in zip(choice.token_ids, choice.logprobs, strict=True)
-        ],
-        "top_logprobs": [{v.decoded_token: _finite(v.logprob) for _, v in _top(entry, num_top)} for entry in choice.logprobs],
-        "text_offset": offsets[: len(texts)],
+        "token_logprobs": [_finite(entry[i].logprob) for i, entry in zip(token_ids, entries, strict=True)],
+        "top_logprobs": top if num_top else None,
+        "text_offset": offsets,
     }

@@ -1,0 +1,218 @@
+"""What serving adds to a bare engine, and whether a server's own account of time agrees with a stopwatch.
+
+python benchmarks/serving/overhead.py MODEL [--streams 16] [--prompt-tokens 32] [--output-tokens 128] [--rounds 3]
+    [--requests 200] [--threads N] [--serve-args=...]
+
+Steps: the same crowd of greedy requests, all at once, decoded by an engine in this process that nobody reads text from, and
+through `hotloop serve` with the client on the same machine, in turn; both times are the engine's own account (timings, the
+mean over the requests). Delivery: from the step that drew a token to its bytes being written, from /metrics. Account: of
+each of --requests mixed requests, how far E2E = TTFT + TPOT (n - 1) and the sum of the parts are off, and the client's E2E
+against the server's. The last line is one JSON object (fields: schema.toml, serving_overhead). Run it on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+from servers import ServerError, hotloop, running
+
+from hotloop import SamplingParams
+from hotloop.bench.serving.answers import Answer
+from hotloop.bench.serving.connection import Address
+from hotloop.bench.serving.load import run_closed
+from hotloop.bench.serving.prompts import Lengths, random_words
+from hotloop.bench.serving.target import Target, find_target
+from hotloop.engine.loading import PREFILL_TOKENS_BESIDE_DECODES, LoadedEngine, load_engine
+from hotloop.machine import default_num_threads
+from hotloop.telemetry.ceilings import measure_read_bandwidth
+from hotloop.telemetry.timings import timings
+from hotloop.weights.resolve import resolve
+
+_PROMPTS = Lengths(16, 256)
+_OUTPUTS = Lengths(8, 64)
+_PARTS = (
+    "queued_s", "own_prefill_s", "own_decode_s", "others_prefill_s", "preempted_s", "engine_overhead_s", "recovery_s"
+)  # fmt: skip
+_DELIVERY = "hotloop:token_delivery_seconds"
+
+
+def bare_timings(engine: LoadedEngine, prompts: Sequence[str], max_tokens: int) -> list[dict[str, float | int]]:
+    """The timings of greedy requests that run together, stepped by this thread."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    requests = [request for prompt in prompts for request in engine.inputs.ask(prompt, params).requests]
+    engine.client.add(requests)
+    drawn = dict.fromkeys((request.request_id for request in requests), 0)
+    results: list[dict[str, float | int]] = []
+    while len(results) < len(requests):
+        for delta in engine.client.poll():
+            drawn[delta.request_id] += len(delta.token_ids)
+            if delta.finish_reason is not None:
+                assert delta.timeline is not None
+                results.append(timings(delta.timeline, drawn[delta.request_id], 0, 0.0))
+    return results
+
+
+def step_figures(all_timings: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Per decode step of a request, the mean over the requests: its time, and of it what was not its forward pass."""
+    steps = [t["drawn_tokens"] - 1 for t in all_timings]
+    return {
+        "step_s": statistics.mean(t["tpot_s"] for t in all_timings),
+        "overhead_s": statistics.mean(t["engine_overhead_s"] / n for t, n in zip(all_timings, steps, strict=True)),
+    }
+
+
+def account_errors(answers: Sequence[Answer]) -> dict[str, float]:
+    """How far the server's account of each request is off from itself, and from the client's stopwatch."""
+    identity_s, parts_s, stopwatch = [], [], []
+    for answer in answers:
+        t = answer.timings
+        assert t is not None, "the server sends no timings"
+        e2e_s = t["e2e_s"]
+        identity_s.append(abs(e2e_s - (t["ttft_s"] + t["tpot_s"] * (t["drawn_tokens"] - 1))))
+        parts_s.append(abs(e2e_s - sum(t[part] for part in _PARTS)))
+        stopwatch.append((answer.e2e_s - e2e_s) / answer.e2e_s)
+    return {
+        "identity_error_s_max": max(identity_s),
+        "parts_error_s_max": max(parts_s),
+        "stopwatch_error_p50": float(np.median(stopwatch)),
+        "stopwatch_error_max": max(stopwatch, key=abs),
+        "stopwatch_within_5_percent": sum(abs(error) <= 0.05 for error in stopwatch) / len(stopwatch),
+    }
+
+
+def delivery_counts(metrics: str) -> dict[float, float]:
+    """Upper bound in seconds -> deliveries that took at most so long."""
+    return {
+        float(sample.labels["le"]): sample.value
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name == f"{_DELIVERY}_bucket"
+    }
+
+
+def quantile(counts: Mapping[float, float], share: float) -> float:
+    """Linear inside the bucket, as Prometheus has it; the last finite bound for what is beyond."""
+    wanted = share * counts[float("inf")]
+    low_s = below = 0.0
+    for bound_s, count in sorted(counts.items()):
+        if count >= wanted:
+            return low_s if bound_s == float("inf") else low_s + (bound_s - low_s) * (wanted - below) / (count - below)
+        low_s, below = bound_s, count
+    return low_s
+
+
+def _metrics(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        return str(response.read().decode())
+
+
+async def _crowd(target: Target, prompts: Sequence[str], max_tokens: int) -> list[Answer]:
+    """All at once."""
+    run = await run_closed(target, [target.request(prompt, max_tokens) for prompt in prompts], len(prompts))
+    return _complete(run.answers)
+
+
+async def _mixed(target: Target, number: int, concurrency: int, rng: Random) -> list[Answer]:
+    requests = [target.random_request(_PROMPTS.draw(rng), _OUTPUTS.draw(rng), rng) for _ in range(number)]
+    return _complete((await run_closed(target, requests, concurrency)).answers)
+
+
+def _complete(answers: Sequence[Answer]) -> list[Answer]:
+    if errors := [answer.error for answer in answers if answer.error is not None]:
+        raise ServerError(f"{len(errors)} of {len(answers)} requests failed, the first: {errors[0]}")
+    return list(answers)
+
+
+def measure(engine: LoadedEngine, url: str, args: argparse.Namespace) -> dict[str, Any]:
+    """The measured part of the JSON object."""
+    rng = Random()
+    target = asyncio.run(find_target(Address.parse(url), "completions", None, None, 600.0, {}, rng))
+
+    def prompts() -> list[str]:
+        return [random_words(target.token_count.words(args.prompt_tokens), rng) for _ in range(args.streams)]
+
+    bare_timings(engine, prompts(), 16)
+    asyncio.run(_crowd(target, prompts(), 16))
+    before = delivery_counts(_metrics(url))
+    rounds = []
+    for _ in range(args.rounds):
+        bare = step_figures(bare_timings(engine, prompts(), args.output_tokens))
+        answers = asyncio.run(_crowd(target, prompts(), args.output_tokens))
+        served = step_figures([answer.timings or {} for answer in answers])
+        rounds.append({"bare": bare, "served": served})
+        print(
+            f"step: bare {bare['step_s'] * 1e3:.2f} ms (overhead {bare['overhead_s'] * 1e3:.2f}), served "
+            f"{served['step_s'] * 1e3:.2f} ms ({served['overhead_s'] * 1e3:.2f}): {served['step_s'] / bare['step_s']:.3f}",
+            flush=True,
+        )
+    after = delivery_counts(_metrics(url))
+    counts = {bound: after[bound] - before[bound] for bound in after}
+    mixed = asyncio.run(_mixed(target, args.requests, args.streams, rng))
+    return {
+        "step_ratio": statistics.median(r["served"]["step_s"] / r["bare"]["step_s"] for r in rounds),
+        "rounds": rounds,
+        "delivery_p50_s": quantile(counts, 0.5),
+        "delivery_p99_s": quantile(counts, 0.99),
+        "delivery_within_5_ms": counts[0.005] / counts[float("inf")],
+        **account_errors(mixed),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=200, help="of the account")
+    parser.add_argument("--threads", type=int, default=default_num_threads())
+    parser.add_argument("--serve-args", default="", help="more options of hotloop serve")
+    args = parser.parse_args()
+
+    load_average = os.getloadavg()[0]
+    ceiling = measure_read_bandwidth(args.threads).read_bandwidth_bytes_per_s
+    print(f"ceiling: {ceiling / 1e9:.1f} GB/s with {args.threads} threads; load average before: {load_average:.1f}")
+    path: Path = resolve(args.model)
+    size = {"max_num_seqs": args.streams, "max_model_len": 1024, "threads": args.threads}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in size.items() if name != "threads"]
+    engine = load_engine(path, {**size, "prefill_tokens_beside_decodes": PREFILL_TOKENS_BESIDE_DECODES})
+    try:
+        with running(hotloop(path, args.threads, "", [*options, *args.serve_args.split()])) as url:
+            measured = measure(engine, url, args)
+    except ServerError as error:
+        sys.exit(f"overhead.py: {error}")
+    print(
+        f"steps {measured['step_ratio'] - 1:+.1%}; delivery p99 {measured['delivery_p99_s'] * 1e3:.2f} ms; account off by "
+        f"{measured['identity_error_s_max'] * 1e3:.3f} ms at most; stopwatch within 5 % on "
+        f"{measured['stopwatch_within_5_percent']:.1%} of {args.requests} requests"
+    )
+    result = {
+        "bench": "serving_overhead",
+        "model": args.model,
+        "streams": args.streams,
+        "prompt_tokens": args.prompt_tokens,
+        "output_tokens": args.output_tokens,
+        "num_requests": args.requests,
+        "threads": args.threads,
+        "read_bandwidth_ceiling_bytes_per_s": ceiling,
+        "load_average": load_average,
+        **measured,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

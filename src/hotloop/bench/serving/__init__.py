@@ -1,0 +1,1 @@
+"""The load client: requests to any OpenAI endpoint, timed from outside."""

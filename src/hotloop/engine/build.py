@@ -1,0 +1,40 @@
+"""build_core: from an open model file to an engine core. All that an engine process needs, and no text."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from hotloop.config import EngineConfig
+from hotloop.engine.client import EngineInfo
+from hotloop.engine.core import EngineCore
+from hotloop.engine.model_runner import ModelRunner
+from hotloop.weights.gguf import GGUFFile
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltCore:
+    runner: ModelRunner
+    core: EngineCore
+    info: EngineInfo
+
+
+def build_core(gguf: GGUFFile, config: EngineConfig) -> BuiltCore:
+    """Load the weights and start the thread team. Raises as `ModelRunner`."""
+    runner = ModelRunner(gguf, config)
+    core = EngineCore(runner, runner.resolved_config)
+    info = EngineInfo(
+        config=runner.resolved_config, num_blocks=runner.num_blocks, block_bytes=runner.layout.block_bytes,
+        max_request_tokens=core.scheduler.max_request_tokens, vocab_size=runner.vocab_size,
+        weight_bytes_per_step=runner.weight_bytes_per_step,
+    )  # fmt: skip
+    _log.info("%s: %s", gguf.path.name, info)
+    if info.max_request_tokens < info.max_model_len:
+        _log.warning(
+            "the KV pool holds %d tokens of a request and max_model_len is %d: those that need more will be refused; lower "
+            "max_model_len or raise kv_cache_memory_bytes",
+            info.max_request_tokens, info.max_model_len,
+        )  # fmt: skip
+    return BuiltCore(runner, core, info)

@@ -1,0 +1,20 @@
+"""system_fingerprint: names what an answer depends on beside its request."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from hotloop.config import EngineConfig
+from hotloop.weights.cache import remembered_sha256
+
+ARITHMETIC_VERSION = 1  # raised with every change that changes any bit of any answer
+
+
+def system_fingerprint(path: Path, config: EngineConfig) -> str:
+    """Two engines with the same fingerprint answer a request, seed included, with the same bits.
+
+    path: of the weights. Reads the whole file where its hash is not remembered.
+    """
+    parts = (str(ARITHMETIC_VERSION), remembered_sha256(path), config.kv_dtype, config.activations)
+    return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

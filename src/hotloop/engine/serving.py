@@ -1,0 +1,40 @@
+"""start_engine_process: from a model's name to an engine in a process of its own, and what its client's side needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hotloop.engine.loading import PREFILL_TOKENS_BESIDE_DECODES, ConnectedEngine, engine_config, input_processor
+from hotloop.engine.supervisor import SupervisedClient
+from hotloop.telemetry.ceilings import read_ceiling
+from hotloop.text.tokenizer import Tokenizer
+from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.resolve import resolve
+
+
+def start_engine_process(
+    model: str | Path, options: Mapping[str, Any], *, watchdog_s: float, module: str = "hotloop.engine.worker"
+) -> ConnectedEngine:
+    """``model`` and ``options`` as `load_engine`. watchdog_s: an engine that has work and completes no step for so long is
+    started again. module: that the process runs; tests have their own.
+
+    Raises: as `load_engine`.
+    """
+    path = resolve(str(model))
+    options = {"prefill_tokens_beside_decodes": PREFILL_TOKENS_BESIDE_DECODES} | {
+        name: value for name, value in options.items() if value is not None
+    }
+    config = engine_config(options)
+    ceiling = read_ceiling(config.num_threads)  # first: measuring takes memory that the weights are to have
+    client = SupervisedClient(path, config, watchdog_s=watchdog_s, module=module)
+    try:
+        with GGUFFile.open(path) as gguf:  # while the engine loads the weights
+            tokenizer = Tokenizer.from_metadata(gguf.metadata)
+        client.wait_until_ready()
+        inputs = input_processor(model, path, tokenizer, client.info)
+    except BaseException:
+        client.close()
+        raise
+    return ConnectedEngine(path=path, inputs=inputs, client=client, ceiling_bytes_per_s=ceiling)

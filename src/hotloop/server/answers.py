@@ -1,0 +1,170 @@
+"""From a request to /v1/completions or /v1/chat/completions to its answer, whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+from uuid import uuid4
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hotloop.engine.inputs import Ask, Prompt
+from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.request import RequestOutput
+from hotloop.sampling_params import MAX_CHOICES
+from hotloop.server.bodies import Body, parse_body
+from hotloop.server.errors import RefusedError, refusal
+from hotloop.server.event_stream import EventStream, while_connected
+from hotloop.server.fields import CHAT, Endpoint
+from hotloop.server.responses import Head, chat_response, completion_response
+from hotloop.server.service import Service
+from hotloop.server.stream import ChatShape, ChunkEncoder, CompletionShape, error_end
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_LONG_BODY = 4000  # bytes: longer ones are read and tokenized off the event loop
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that is understood. key: whose it is."""
+
+    head: Head
+    body: Body
+    asks: Sequence[Ask]
+    key: str
+
+
+async def answer(service: Service, endpoint: Endpoint, request: Request) -> Response:
+    """Raises: HotloopError where there is no answer to begin with."""
+    arrival_s = time.perf_counter()
+    id = f"{'chatcmpl' if endpoint == CHAT else 'cmpl'}-{uuid4().hex}"
+    key = request.scope.get("hotloop.key", "")
+    try:
+        raw = await read_json_body(request)
+        make = partial(_understand, service, endpoint, raw, id, key, arrival_s)
+        job = await while_connected(request.receive, off_loop(service, make, len(raw)))
+    except HotloopError:
+        service.metrics.rejected("invalid")
+        raise
+    headers = {"x-request-id": _request_id(request, id)}
+    if job.body.stream:
+        events = _events(service, job)
+        return EventStream(events, headers, write_timeout_s=service.settings.write_timeout_s)
+    whole = await while_connected(request.receive, _whole(service, job))
+    return Response(msgspec.json.encode(whole), 200, headers, "application/json")
+
+
+async def read_json_body(request: Request) -> bytes:
+    """Raises: RefusedError if it says that it is no JSON."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise RefusedError(f"content-type is {kind!r:.100}; it must be application/json", 415, "unsupported_media_type")
+    return await request.body()
+
+
+async def off_loop(service: Service, make: Callable[[], T], num_bytes: int) -> T:
+    """The result of ``make``, called in a thread if the body that it works on is a long one."""
+    if num_bytes <= _LONG_BODY:
+        return make()
+    return await asyncio.get_running_loop().run_in_executor(service.tokenizing, make)
+
+
+def decode_json(raw: bytes) -> object:
+    """Raises: InvalidRequestError for what is no strict JSON in UTF-8."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not valid JSON ({error})") from None
+
+
+def _request_id(request: Request, own: str) -> str:
+    """What the client calls the request, where it does so in plain characters."""
+    named = request.headers.get("x-request-id", "")
+    return named if _REQUEST_ID.fullmatch(named) else own
+
+
+def _understand(service: Service, endpoint: Endpoint, raw: bytes, id: str, key: str, arrival_s: float) -> Job:
+    settings = service.settings
+    body = parse_body(
+        endpoint, decode_json(raw), default_max_tokens=settings.default_max_tokens,
+        max_tokens_limit=settings.max_tokens_limit,
+    )  # fmt: skip
+    check_model(service, body.model)
+    prompts: Sequence[Prompt] = body.prompts
+    if body.messages is not None:
+        prompts = [{"prompt_token_ids": service.llm.inputs.chat_token_ids(body.messages)}]
+    most = max(settings.max_queued_requests, MAX_CHOICES)
+    if len(prompts) * body.params.n > most:
+        raise InvalidRequestError(
+            f"{len(prompts)} prompts with n = {body.params.n} are {len(prompts) * body.params.n} choices; {most} at most"
+        )
+    asks = [
+        service.llm.inputs.ask(
+            prompt, body.params, request_id=f"{id}-{i}", arrival_s=arrival_s, priority=body.priority,
+            timeout_s=body.timeout_s, cache_salt=body.cache_salt,
+        )
+        for i, prompt in enumerate(prompts)
+    ]  # fmt: skip
+    service.llm.check(asks)
+    cap = max(ask.requests[0].max_tokens for ask in asks)
+    return Job(Head(id, int(time.time()), service.model_name, service.fingerprint, cap), body, asks, key)
+
+
+def check_model(service: Service, model: str | None) -> None:
+    """Raises: RefusedError if another model is asked for than the one that is served."""
+    names = service.settings.model_names
+    if model is not None and model not in names:
+        raise RefusedError(
+            f"the model {model!r:.200} is not served here; this server has {', '.join(map(repr, names))}",
+            404, "model_not_found",
+        )  # fmt: skip
+
+
+async def _whole(service: Service, job: Job) -> dict[str, object]:
+    outputs: list[RequestOutput | None] = [None] * len(job.asks)
+    async with aclosing(service.run(job.asks, job.body, job.key)) as parts:
+        async for part in parts:
+            for index, chunk in part:
+                if chunk.output is not None:
+                    outputs[index] = chunk.output
+    done = [output for output in outputs if output is not None]
+    tokenizer = service.llm.tokenizer
+    if job.body.messages is not None:
+        return chat_response(job.head, done[0], job.body, tokenizer)
+    return completion_response(job.head, done, job.body, tokenizer)
+
+
+async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
+    """Raises: what comes up before the first chunk; what comes later is the stream's last event."""
+    shape = (ChatShape if job.body.messages is not None else CompletionShape)(job.body, service.llm.tokenizer)
+    encoder = ChunkEncoder(job.head, shape, job.body, job.asks)
+    opening: bytes | None = encoder.opening()
+    try:
+        async with aclosing(service.run(job.asks, job.body, job.key)) as parts:
+            async for part in parts:
+                yield opening + encoder.encode(part) if opening is not None else encoder.encode(part)
+                opening = None
+                # Back here, the connection has taken it.
+                emitted_s = max([chunk.emitted_s for _, chunk in part])
+                if emitted_s:
+                    service.metrics.delivered(time.perf_counter() - emitted_s)
+    except Exception as error:
+        if opening is not None:
+            raise
+        if not isinstance(error, HotloopError):
+            _log.exception("a stream failed")
+        yield error_end(refusal(error).body)
+        return
+    yield encoder.end()

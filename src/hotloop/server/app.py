@@ -1,0 +1,58 @@
+"""create_app: the FastAPI application around a Service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from hotloop.errors import HotloopError
+from hotloop.server.errors import BugGuard, RefusedError, refusal
+from hotloop.server.event_stream import ClientGoneError
+from hotloop.server.openapi import document
+from hotloop.server.routes import router
+from hotloop.server.service import Service
+
+# OpenAI's routes that clients may try; said by name, so that nobody looks for a typing error.
+_NOT_OFFERED = (
+    "/v1/assistants", "/v1/audio", "/v1/batches", "/v1/edits", "/v1/embeddings", "/v1/files", "/v1/fine_tuning", "/v1/images",
+    "/v1/moderations", "/v1/realtime", "/v1/rerank", "/v1/responses", "/v1/score", "/v1/threads", "/v1/vector_stores",
+)  # fmt: skip
+
+
+def create_app(service: Service) -> FastAPI:
+    app = FastAPI(openapi_url="/openapi.json", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.include_router(router(service))
+    app.openapi = lambda: document(service)  # type: ignore[method-assign]
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return refusal(error).response()
+
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it; the log shows it
+
+    async def no_route(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path, code = request.url.path, "not_found"
+        if error.status_code == 405:
+            code = "method_not_allowed"
+            allowed = (error.headers or {}).get("Allow", "")
+            message = f"{request.method} {path:.200} is not offered; {path:.200} takes {allowed}"
+        elif path.startswith(_NOT_OFFERED):
+            message = f"{path:.200} is not offered by this server; see /openapi.json for what is"
+        else:
+            message = f"there is no {path:.200}; see /openapi.json for what there is"
+        response = refusal(RefusedError(message, error.status_code, code)).response()  # type: ignore[arg-type]
+        response.headers.update(error.headers or {})
+        return response
+
+    handlers: dict[type[Exception], Any] = {
+        HotloopError: refused, HTTPException: no_route, ClientGoneError: gone, ClientDisconnect: gone,
+    }  # fmt: skip
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(BugGuard)
+    return app

@@ -1,0 +1,99 @@
+"""What a client is told of an error: a status and OpenAI's error object, never larger than a few kilobytes."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Literal, NamedTuple
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hotloop.errors import (
+    CapacityError,
+    DeadlineError,
+    EngineDeadError,
+    HotloopError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from hotloop.server.responses import error_body
+
+_log = logging.getLogger(__name__)
+
+_MAX_MESSAGE = 2000  # characters; some messages quote what the request held
+
+Status = Literal[400, 401, 404, 405, 408, 413, 415, 429, 500, 503]
+
+
+class RefusedError(HotloopError):
+    """A request that is refused with a status of its own. code: for programs."""
+
+    def __init__(self, message: str, status: Status, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status: Status = status
+        self.code = code
+
+
+class Refusal(NamedTuple):
+    """type, code: as in OpenAI's error object."""
+
+    status: int
+    type: str
+    code: str | None
+    message: str
+    headers: dict[str, str]
+
+    @property
+    def body(self) -> bytes:
+        message = self.message if len(self.message) <= _MAX_MESSAGE else self.message[:_MAX_MESSAGE] + "…"
+        # Half a surrogate pair that a message quotes would fit in no JSON.
+        message = message.encode("utf-8", "replace").decode()
+        return msgspec.json.encode(error_body(message, kind=self.type, code=self.code))
+
+    def response(self) -> Response:
+        return Response(self.body, self.status, self.headers, "application/json")
+
+
+def refusal(error: Exception) -> Refusal:
+    """Whose fault it was, and how to say so."""
+    message = str(error)
+    if isinstance(error, RefusedError):
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        return Refusal(error.status, kind, error.code, message, {})
+    if isinstance(error, OverloadedError):
+        retry = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+        return Refusal(429, "rate_limit_error", "overloaded", message, retry)
+    if isinstance(error, DeadlineError):
+        return Refusal(408, "timeout_error", "deadline_exceeded", message, {})
+    if isinstance(error, InvalidRequestError | CapacityError):
+        return Refusal(400, "invalid_request_error", None, message, {})
+    if isinstance(error, EngineDeadError):
+        return Refusal(500, "server_error", "engine_dead", message, {})
+    if isinstance(error, HotloopError):
+        return Refusal(500, "server_error", None, message, {})
+    _log.error("a request failed", exc_info=error)
+    return Refusal(500, "server_error", None, "an internal error; the server's log has it", {})
+
+
+class BugGuard:
+    """Middleware that answers for an exception that nobody expected. (Starlette's own has the connection closed after it.)"""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            await refusal(error).response()(scope, receive, send)

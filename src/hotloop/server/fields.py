@@ -1,0 +1,141 @@
+"""Every field of a request body: what it holds and what becomes of it. Parsing and the OpenAPI document follow this list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hotloop.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_STRINGS
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+CHAT: Endpoint = "/v1/chat/completions"
+COMPLETIONS: Endpoint = "/v1/completions"
+ENDPOINTS: tuple[Endpoint, ...] = (CHAT, COMPLETIONS)
+
+Schema = Mapping[str, Any]
+MAX_INT64 = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """schema: JSON schema of its values; null is always allowed and means the default.
+
+    kind: "sampling", a field of SamplingParams of the same name; "used" otherwise; "live", used by a server and refused in a
+    batch file; "ignored", says something about the caller or about storing and nothing about the answer; "fixed", only
+    ``values`` are offered, which ask for what happens anyway.
+    """
+
+    name: str
+    about: str
+    schema: Schema
+    kind: Literal["sampling", "used", "live", "ignored", "fixed"]
+    endpoints: Sequence[Endpoint] = ENDPOINTS
+    values: Sequence[Any] = ()
+
+
+_BOOLEAN = {"type": "boolean"}
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "number"}
+_OBJECT = {"type": "object"}
+_TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT64}}
+_COUNT = {"type": "integer", "minimum": 1, "maximum": MAX_INT64}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": _TEXT,
+        "content": {"anyOf": [_TEXT, {"type": "array", "items": {
+            "type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _TEXT},
+        }}, {"type": "null"}]},
+    },
+}  # fmt: skip
+_STREAM_OPTIONS = {
+    "type": "object",
+    "properties": {
+        "include_usage": _BOOLEAN, "continuous_usage_stats": _BOOLEAN, "include_obfuscation": {"const": False},
+    },
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+def _range(low: float, high: float) -> Schema:
+    return {"type": "number", "minimum": low, "maximum": high}
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("model", "Name of the served model; left out, it is that one.", _TEXT, "used"),
+    Field("messages", "The conversation, rendered by the model's chat template.",
+          {"type": "array", "items": _MESSAGE, "minItems": 1}, "used", (CHAT,)),
+    Field("prompt", "A text or token ids, or a list of them: one set of choices for each.",
+          {"anyOf": [_TEXT, _TOKEN_IDS, {"type": "array", "items": {"anyOf": [_TEXT, _TOKEN_IDS]}}]},
+          "used", (COMPLETIONS,)),
+    Field("max_tokens", "At most so many output tokens; what does not fit in the context is cut off.", _COUNT, "used"),
+    Field("max_completion_tokens", "The newer name of max_tokens.", _COUNT, "used", (CHAT,)),
+    Field("logprobs", "Whether each token comes with its logprob.", _BOOLEAN, "used", (CHAT,)),
+    Field("top_logprobs", "And with so many of the top ones.",
+          {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}, "used", (CHAT,)),
+    Field("logprobs", "Each token comes with its logprob and so many of the top ones.",
+          {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}, "used", (COMPLETIONS,)),
+    Field("echo", "Whether a choice begins with the prompt; not together with logprobs.", _BOOLEAN, "used", (COMPLETIONS,)),
+    Field("temperature", "0 is greedy. Default: the model's recommendation, else 1.",
+          {"type": "number", "minimum": 0}, "sampling"),
+    Field("top_p", "Keep the smallest set of tokens with this mass.",
+          {"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "sampling"),
+    Field("top_k", "Keep the so many most probable tokens; 0 and -1 are off.",
+          {"type": "integer", "minimum": -1, "maximum": MAX_INT64}, "sampling"),
+    Field("min_p", "Keep tokens with at least this share of the top one's probability.", _range(0, 1), "sampling"),
+    Field("repetition_penalty", "Divides the logits of tokens of prompt and output; 1 is off.",
+          {"type": "number", "exclusiveMinimum": 0}, "sampling"),
+    Field("presence_penalty", "Taken from the logits of tokens in the output, once.", _range(-2, 2), "sampling"),
+    Field("frequency_penalty", "Taken from the logits of tokens in the output, per occurrence.", _range(-2, 2), "sampling"),
+    Field("logit_bias", "Token id (as a text) to what is added to its logit.",
+          {"type": "object", "additionalProperties": _range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)}, "sampling"),
+    Field("n", "Answers to each prompt.", {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES}, "sampling"),
+    Field("seed", "The same seed gives the same answer. Default: a fresh one, which the response names.",
+          {"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, "sampling"),
+    Field("min_tokens", "No stop before so many output tokens.",
+          {"type": "integer", "minimum": 0, "maximum": MAX_INT64}, "sampling"),
+    Field("stop", "Texts that end the answer.",
+          {"anyOf": [{"type": "string", "minLength": 1},
+                     {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_STRINGS}]},
+          "sampling"),
+    Field("stop_token_ids", "Tokens that end the answer.", _TOKEN_IDS, "sampling"),
+    Field("ignore_eos", "Whether to go on after the model's end tokens.", _BOOLEAN, "sampling"),
+    Field("include_stop_str_in_output", "Whether the text that ended the answer is part of it.", _BOOLEAN, "sampling"),
+    Field("skip_special_tokens", "Whether control tokens have no text.", _BOOLEAN, "sampling"),
+    Field("return_token_ids", "Whether choices come with token_ids.", _BOOLEAN, "used"),
+    Field("stream", "Whether the answer comes as server-sent events while it is made.", _BOOLEAN, "live"),
+    Field("stream_options", "include_usage: a last chunk with usage. continuous_usage_stats: and usage in every chunk.",
+          _STREAM_OPTIONS, "live"),
+    Field("timeout_s", "Seconds from its arrival after which the request ends with an error, wherever it is.",
+          {"type": "number", "exclusiveMinimum": 0}, "live"),
+    Field("priority", "Lower goes first among the requests of one API key.",
+          {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}, "live"),
+    Field("cache_salt", "Prompts share cached prefixes only under the same salt.", _TEXT, "live"),
+    Field("user", "No effect.", _TEXT, "ignored"),
+    Field("metadata", "No effect.", _OBJECT, "ignored"),
+    Field("store", "No effect.", _BOOLEAN, "ignored"),
+    Field("service_tier", "No effect.", _TEXT, "ignored"),
+    Field("safety_identifier", "No effect.", _TEXT, "ignored"),
+    Field("prompt_cache_key", "No effect; see cache_salt.", _TEXT, "ignored"),
+    Field("prompt_cache_retention", "No effect.", _TEXT, "ignored"),
+    Field("verbosity", "No effect.", _TEXT, "ignored"),
+    Field("best_of", "Not offered.", {"const": 1}, "fixed", values=[1]),
+    Field("suffix", "Not offered.", {"const": ""}, "fixed", values=[""]),
+    Field("response_format", "Not offered.", {"const": {"type": "text"}}, "fixed", values=[{"type": "text"}]),
+    Field("tools", "Not offered.", {"const": []}, "fixed", values=[[]]),
+    Field("tool_choice", "Not offered.", {"enum": ["none", "auto"]}, "fixed", values=["none", "auto"]),
+    Field("parallel_tool_calls", "Not offered.", _BOOLEAN, "fixed", values=[True, False]),
+    Field("functions", "Not offered.", {"const": []}, "fixed", values=[[]]),
+    Field("function_call", "Not offered.", {"enum": ["none", "auto"]}, "fixed", values=["none", "auto"]),
+    Field("modalities", "Not offered.", {"const": ["text"]}, "fixed", values=[["text"]]),
+    Field("audio", "Not offered.", {"type": "null"}, "fixed"),
+    Field("prediction", "Not offered.", {"type": "null"}, "fixed"),
+    Field("reasoning_effort", "Not offered.", {"type": "null"}, "fixed"),
+    Field("web_search_options", "Not offered.", {"type": "null"}, "fixed"),
+)  # fmt: skip
+
+FIELDS_OF: Mapping[Endpoint, Mapping[str, Field]] = {
+    endpoint: {field.name: field for field in FIELDS if endpoint in field.endpoints} for endpoint in ENDPOINTS
+}

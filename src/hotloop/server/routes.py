@@ -1,0 +1,137 @@
+"""The routes of the server. All of them take and give plain JSON; openapi.py says what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hotloop.errors import InvalidRequestError
+from hotloop.server.answers import answer, check_model, decode_json, off_loop, read_json_body
+from hotloop.server.event_stream import while_connected
+from hotloop.server.fields import CHAT, COMPLETIONS
+from hotloop.server.openapi import own_version
+from hotloop.server.service import Service
+
+_MAX_TOKENIZED_CHARS = 1_000_000
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(redirect_slashes=False)
+
+    @routes.post(CHAT)
+    async def chat_completions(request: Request) -> Response:
+        return await answer(service, CHAT, request)
+
+    @routes.post(COMPLETIONS)
+    async def completions(request: Request) -> Response:
+        return await answer(service, COMPLETIONS, request)
+
+    @routes.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [_model(service, name) for name in service.settings.model_names]})
+
+    @routes.get("/v1/models/{model:path}")
+    async def model(request: Request) -> Response:
+        name = request.path_params["model"]
+        check_model(service, name)
+        return _json(_model(service, name))
+
+    @routes.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        return await _converted(service, request, partial(_tokenize, service))
+
+    @routes.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        return await _converted(service, request, partial(_detokenize, service))
+
+    @routes.get("/health")
+    async def health() -> Response:
+        return _status(*service.health.status())
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        return _status(*service.health.readiness())
+
+    @routes.get("/version")
+    async def version() -> Response:
+        return _json({"version": own_version(), "system_fingerprint": service.fingerprint})
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes
+
+
+def _json(content: Mapping[str, Any], status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _status(status: int, reason: str) -> Response:
+    return _json({"status": "ok" if status == 200 else "unavailable", "reason": reason}, status)
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name, "object": "model", "created": service.started_s, "owned_by": "hotloop",
+        "max_model_len": service.llm.info.max_model_len,
+    }  # fmt: skip
+
+
+async def _converted(
+    service: Service, request: Request, convert: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> Response:
+    """What ``convert`` makes of the body."""
+    raw = await read_json_body(request)
+
+    def make() -> Response:
+        body = decode_json(raw)
+        if not isinstance(body, dict):
+            raise InvalidRequestError(f"the body is {body!r:.60}; it must be an object")
+        given = {name: value for name, value in body.items() if value is not None}
+        check_model(service, given.pop("model", None))
+        return _json(convert(given))
+
+    return await while_connected(request.receive, off_loop(service, make, len(raw)))
+
+
+def _tokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = given.keys() - {"prompt", "messages", "add_special_tokens", "return_token_strs"}
+    if unknown or ("prompt" in given) == ("messages" in given):
+        raise InvalidRequestError(
+            "the body must hold prompt or messages, and may hold model, add_special_tokens and return_token_strs"
+            + (f", but not {min(unknown)!r:.60}" if unknown else "")
+        )
+    inputs = service.llm.inputs
+    if "messages" in given:
+        ids = inputs.chat_token_ids(given["messages"])
+    else:
+        text, add_special = given["prompt"], given.get("add_special_tokens", True)
+        if not isinstance(text, str) or not isinstance(add_special, bool):
+            raise InvalidRequestError("prompt must be a text and add_special_tokens true or false")
+        if len(text) > _MAX_TOKENIZED_CHARS:
+            raise InvalidRequestError(f"prompt has {len(text)} characters; {_MAX_TOKENIZED_CHARS} at most")
+        ids = inputs.tokenizer.encode(text, add_special=add_special)
+    strings = None
+    if given.get("return_token_strs"):
+        strings = [inputs.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids]
+    return {"count": len(ids), "max_model_len": inputs.max_model_len, "tokens": ids, "token_strs": strings}
+
+
+def _detokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:
+    ids = given.get("tokens")
+    if given.keys() != {"tokens"} or not isinstance(ids, list):
+        raise InvalidRequestError("the body must hold tokens, a list of token ids, and may hold model")
+    if len(ids) > service.llm.inputs.max_model_len:
+        raise InvalidRequestError(
+            f"tokens holds {len(ids)} ids; at most as many as the context has: {service.llm.inputs.max_model_len}"
+        )
+    if not all(type(i) is int for i in ids):
+        raise InvalidRequestError("tokens must be a list of integers")
+    return {"prompt": service.llm.tokenizer.decode(ids, skip_special=False)}

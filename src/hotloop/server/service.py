@@ -1,0 +1,97 @@
+"""Service: what every route works with, and the life of one request in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hotloop.engine.async_llm import AsyncLLM
+from hotloop.engine.generation import StreamChunk
+from hotloop.engine.inputs import Ask
+from hotloop.errors import DeadlineError, OverloadedError
+from hotloop.server.bodies import Body
+from hotloop.server.settings import ServeSettings
+from hotloop.telemetry.prometheus import EndReason, Metrics
+
+
+class Admission(Protocol):
+    def enter(
+        self, key: str, num_requests: int, num_tokens: int, priority: int, deadline_s: float | None
+    ) -> AbstractAsyncContextManager[object]: ...
+
+
+class Health(Protocol):
+    def status(self) -> tuple[int, str]: ...
+
+    def readiness(self) -> tuple[int, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """fingerprint: see `system_fingerprint`. tokenizing: threads for prompts that would hold up the event loop."""
+
+    llm: AsyncLLM
+    settings: ServeSettings
+    admission: Admission
+    metrics: Metrics
+    health: Health
+    fingerprint: str
+    started_s: int = field(default_factory=lambda: int(time.time()))
+    tokenizing: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="hotloop-tokenize")
+    )
+
+    @property
+    def model_name(self) -> str:
+        return self.settings.model_names[0]
+
+    async def run(
+        self, asks: Sequence[Ask], body: Body, key: str
+    ) -> AsyncGenerator[list[tuple[int, StreamChunk]], None]:
+        """The chunks of all prompts of a request, as `AsyncLLM.stream`, once it is its turn. key: whose request it is.
+
+        Raises: OverloadedError, DeadlineError, and as `AsyncLLM.stream`.
+        """
+        num_requests = sum(len(ask.requests) for ask in asks)
+        num_tokens = sum(
+            len(ask.requests[0].prompt_token_ids) + sum(request.max_tokens for request in ask.requests) for ask in asks
+        )
+        deadline_s = asks[0].requests[0].deadline_s
+        async with AsyncExitStack() as stack:
+            try:
+                turn = self.admission.enter(key, num_requests, num_tokens, body.priority, deadline_s)
+                await stack.enter_async_context(turn)
+            except (OverloadedError, DeadlineError) as error:
+                self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else "deadline")
+                raise
+            parts = await stack.enter_async_context(aclosing(self._run_admitted(asks)))
+            async for part in parts:
+                yield part
+
+    async def _run_admitted(self, asks: Sequence[Ask]) -> AsyncGenerator[list[tuple[int, StreamChunk]], None]:
+        """The same with the books kept: every prompt that was started ends in them."""
+        running = set(range(len(asks)))
+        for ask in asks:
+            self.metrics.request_started(ask.requests)
+        reason: EndReason = "abort"
+        try:
+            async with aclosing(self.llm.stream(asks)) as parts:
+                async for part in parts:
+                    for index, chunk in part:
+                        if chunk.output is not None:
+                            running.discard(index)
+                            self.metrics.request_finished(chunk.output)
+                    yield part
+        except DeadlineError:
+            reason = "deadline"
+            raise
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            for _ in running:
+                self.metrics.request_finished(None, reason)

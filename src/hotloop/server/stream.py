@@ -1,0 +1,198 @@
+"""Answers as server-sent events in OpenAI's chunk shapes. Every token passes here: structs and one encoder, no pydantic.
+
+Of each choice: an opening chunk (chat: its role; echo: the prompt), content chunks whose finish_reason is null, and one chunk
+that adds nothing and carries the finish_reason; the last of a prompt has its timings too. Then, if asked for, usage; then
+[DONE].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from hotloop.engine.generation import StreamChunk
+from hotloop.engine.inputs import Ask
+from hotloop.request import RequestOutput
+from hotloop.server.bodies import Body
+from hotloop.server.responses import Head, chat_logprobs, completion_logprobs, prompt_text, timings_of, usage, usage_of
+from hotloop.text.tokenizer import Tokenizer
+
+_DONE = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+
+Logprobs = dict[str, Any] | None
+Usage = dict[str, Any] | UnsetType | None  # null where it is asked for but not in every chunk
+Timings = dict[str, float | int] | UnsetType | None
+
+
+class _Delta(Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class _ChatChoice(Struct):
+    index: int
+    delta: _Delta
+    logprobs: Logprobs = None
+    finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class _CompletionChoice(Struct):
+    index: int
+    text: str
+    logprobs: Logprobs = None
+    finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class _Chunk(Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    seed: int
+    choices: Sequence[Struct]
+    usage: Usage = UNSET
+    timings: Timings = UNSET
+
+
+class Shape(Protocol):
+    """The choices of an endpoint's chunks. index: of the choice among all of the request."""
+
+    kind: str
+
+    def opening(self, index: int, ask: Ask) -> Struct | None: ...
+
+    def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Struct: ...
+
+    def finish(self, index: int, reason: str) -> Struct: ...
+
+
+class ChatShape:
+    kind = "chat.completion.chunk"
+
+    def __init__(self, body: Body, tokenizer: Tokenizer) -> None:
+        self._num_top = body.params.logprobs or 0
+        self._tokenizer = tokenizer
+
+    def opening(self, index: int, ask: Ask) -> Struct:
+        return _ChatChoice(index, _Delta("assistant", ""))
+
+    def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Struct:
+        logprobs = None
+        if chunk.logprobs:
+            logprobs = chat_logprobs(chunk.token_ids, chunk.logprobs, self._num_top, self._tokenizer)
+        return _ChatChoice(index, _Delta(UNSET, chunk.text), logprobs, None, token_ids)
+
+    def finish(self, index: int, reason: str) -> Struct:
+        return _ChatChoice(index, _Delta(), None, reason)
+
+
+class CompletionShape:
+    kind = "text_completion"
+
+    def __init__(self, body: Body, tokenizer: Tokenizer) -> None:
+        self._echo = body.echo
+        self._num_top = body.params.logprobs or 0
+        self._tokenizer = tokenizer
+        self._offsets: dict[int, int] = {}  # of logprobs: characters of each choice's tokens so far
+
+    def opening(self, index: int, ask: Ask) -> Struct | None:
+        if not self._echo:
+            return None
+        return _CompletionChoice(index, prompt_text(ask.text, ask.requests[0].prompt_token_ids, self._tokenizer))
+
+    def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Struct:
+        logprobs = None
+        if chunk.logprobs:
+            offset = self._offsets.get(index, 0)
+            logprobs = completion_logprobs(chunk.token_ids, chunk.logprobs, self._num_top, self._tokenizer, offset)
+            self._offsets[index] = offset + sum(map(len, logprobs["tokens"]))
+        return _CompletionChoice(index, chunk.text, logprobs, None, token_ids)
+
+    def finish(self, index: int, reason: str) -> Struct:
+        return _CompletionChoice(index, "", None, reason)
+
+
+class ChunkEncoder:
+    """The events of one request's stream, in order: ``opening``, ``encode`` for all that arrives, ``end``.
+
+    Usage in every chunk is that of the request so far, all prompts and choices together.
+    """
+
+    def __init__(self, head: Head, shape: Shape, body: Body, asks: Sequence[Ask]) -> None:
+        self._head = head
+        self._shape = shape
+        self._body = body
+        self._asks = asks
+        self._first_index = [0, *accumulate(len(ask.requests) for ask in asks)]
+        self._seeds = [ask.requests[0].seed for ask in asks]
+        self._outputs: list[RequestOutput | None] = [None] * len(asks)
+        self._prompt_tokens = sum(len(ask.requests[0].prompt_token_ids) for ask in asks)
+        self._completion_tokens = 0
+
+    def opening(self) -> bytes:
+        events = bytearray()
+        for number, ask in enumerate(self._asks):
+            for index in range(self._first_index[number], self._first_index[number + 1]):
+                choice = self._shape.opening(index, ask)
+                if choice is not None:
+                    self._write(events, self._seeds[number], choice)
+        return bytes(events)
+
+    def encode(self, arrived: Sequence[tuple[int, StreamChunk]]) -> bytes:
+        """arrived: (index of the ask, chunk)."""
+        events = bytearray()
+        returns_ids = self._body.return_token_ids
+        for number, chunk in arrived:
+            index = self._first_index[number] + chunk.index
+            seed = self._seeds[number]
+            if chunk.finish_reason is None:
+                self._completion_tokens += len(chunk.token_ids)
+                if not (chunk.text or chunk.logprobs or returns_ids):  # a token without a text, such as an end token
+                    continue
+                choice = self._shape.content(index, chunk, chunk.token_ids if returns_ids else UNSET)
+                self._write(events, seed, choice)
+                continue
+            timings: Timings = UNSET
+            if chunk.output is not None:
+                self._outputs[number] = chunk.output
+                timings = timings_of(chunk.output)
+            self._write(events, seed, self._shape.finish(index, chunk.finish_reason), timings)
+        return bytes(events)
+
+    def end(self) -> bytes:
+        if not self._body.include_usage:
+            return _DONE
+        outputs = [output for output in self._outputs if output is not None]
+        head = self._head
+        total = usage_of(outputs, head.max_tokens)
+        chunk = _Chunk(
+            head.id, self._shape.kind, head.created_s, head.model, head.fingerprint, self._seeds[0], (), total
+        )
+        return b"data: " + _encoder.encode(chunk) + b"\n\n" + _DONE
+
+    def _write(self, events: bytearray, seed: int, choice: Struct, timings: Timings = UNSET) -> None:
+        so_far: Usage = UNSET
+        if self._body.include_usage:
+            so_far = None
+            if self._body.continuous_usage:
+                so_far = usage(self._prompt_tokens, self._completion_tokens)
+        head = self._head
+        chunk = _Chunk(
+            head.id, self._shape.kind, head.created_s, head.model, head.fingerprint, seed, (choice,), so_far, timings
+        )
+        events += b"data: "
+        _encoder.encode_into(chunk, events, len(events))
+        events += b"\n\n"
+
+
+def error_end(error: bytes) -> bytes:
+    """How a stream ends that cannot go on. error: an error body, encoded."""
+    return b"data: " + error + b"\n\n" + _DONE

@@ -1,0 +1,163 @@
+"""benchmarks/serving/compare.py and overhead.py: their figures and JSON, with servers that take no time."""
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hotloop.bench.serving.answers import Answer
+from hotloop.config import EngineConfig
+from hotloop.engine.loading import load_engine
+from hotloop.telemetry.prometheus import Metrics
+from tiny_models import write_tiny_model
+
+SERVING = Path(__file__).parents[3] / "benchmarks" / "serving"
+SCHEMA = tomllib.loads((files("hotloop.telemetry") / "schema.toml").read_text())
+NAMES = ("compare", "overhead", "servers")
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The scripts, imported as modules; they and what they import are forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", [str(SERVING), *sys.path])
+    before = set(sys.modules)
+    yield SimpleNamespace(**{name: __import__(name) for name in NAMES})
+    for name in set(sys.modules) - before:
+        if not name.startswith(("hotloop", "numpy", "prometheus")):
+            del sys.modules[name]
+
+
+def served(tokens_per_s: float, ttft_s: float) -> dict[str, Any]:
+    value = {"p50": ttft_s, "p99": 2 * ttft_s}
+    return {
+        "tokens_per_s": tokens_per_s,
+        "num_failed": 0,
+        "ttft_s": value,
+        "tpot_s": value,
+        "itl_s": value,
+        "e2e_s": value,
+    }
+
+
+def test_rounds_are_interleaved_and_ratios_are_of_the_same_round(scripts: SimpleNamespace) -> None:
+    compare = scripts.compare
+    calls: list[tuple[str, bool]] = []
+    results = {"a": iter([served(10.0, 1.0), served(20.0, 1.0), served(60.0, 1.0)]),
+               "b": iter([served(5.0, 4.0), served(4.0, 2.0), served(30.0, 4.0)])}  # fmt: skip
+
+    def load(url: str, is_measured: bool) -> dict[str, Any]:
+        calls.append((url, is_measured))
+        return next(results[url]) if is_measured else {}
+
+    rounds = compare.measure_rounds({"hotloop": "a", "llama-server": "b"}, 3, load)
+    assert calls == [("a", False), ("b", False), *[("a", True), ("b", True)] * 3]
+    figures = compare.summary(rounds)
+    assert figures["tokens_per_s"] == {"hotloop": 20.0, "llama-server": 5.0, "ratio": 2.0}
+    assert figures["ttft_p50_s"] == {"hotloop": 1.0, "llama-server": 4.0, "ratio": 0.25}
+    assert figures["itl_p99_s"] == {"hotloop": 2.0, "llama-server": 8.0, "ratio": 0.25}
+
+
+def test_the_json_line_of_compare(
+    scripts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare = scripts.compare
+    (tmp_path / "m.gguf").touch()
+    options: list[Any] = []
+    stub = [sys.executable, "-c", "pass"]
+    monkeypatch.setattr(compare, "build", lambda *_: tmp_path)
+    monkeypatch.setattr(compare, "LlamaCpp", lambda *_: SimpleNamespace(check=lambda: None, describe=lambda: "built"))
+    monkeypatch.setattr(compare, "measure_read_bandwidth", lambda _: SimpleNamespace(read_bandwidth_bytes_per_s=1e9))
+    monkeypatch.setattr(compare, "commands", lambda *_: {name: stub for name in (compare.OURS, compare.THEIRS)})
+    monkeypatch.setattr(compare, "running", lambda _: __import__("contextlib").nullcontext("http://there"))
+    monkeypatch.setattr(compare, "bench_serve_blocking", lambda o, _: (options.append(o), served(1.0, 1.0))[1])
+    command = ["compare.py", str(tmp_path / "m.gguf"), "--work", str(tmp_path), "--rounds", "2", "--concurrency", "4"]
+    monkeypatch.setattr(sys, "argv", command)
+    compare.main()
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(result) == set(SCHEMA["serving_compare"]) - {"figure"}
+    assert set(result["figures"]["tokens_per_s"]) == set(SCHEMA["serving_compare"]["figure"])
+    assert [(o.concurrency, o.num_requests, o.output_tokens.high) for o in options] == [(4, 4, 8)] * 2 + [
+        (4, 32, 128)
+    ] * 4
+
+
+def test_commands_give_both_servers_the_same_slots(scripts: SimpleNamespace) -> None:
+    args = SimpleNamespace(
+        model=Path("m.gguf"), prompt_tokens=128, output_tokens=128, concurrency=16, threads=2, isa="avx2",
+        hotloop_args="--block-size 32", llama_args="-fa on",
+    )  # fmt: skip
+    ours, theirs = scripts.compare.commands(args, Path("bin")).values()
+    assert ours.arguments[3:] == ("serve", "m.gguf", "--threads", "2", "--max-num-seqs", "16", "--block-size", "32")
+    assert ours.isa == "avx2"
+    assert theirs.arguments[3:] == ("-np", "16", "-c", str(16 * 512), "-t", "2", "-tb", "2", "-fa", "on")
+
+
+def test_servers_are_started_awaited_and_ended(scripts: SimpleNamespace) -> None:
+    servers = scripts.servers
+    code = (
+        "import http.server, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200 if self.path == '/ready' else 503)\n"
+        "        self.end_headers()\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[2])), Handler).serve_forever()\n"
+    )
+    with servers.running(servers.Command((sys.executable, "-c", code), "/ready")) as url:
+        assert url.startswith("http://127.0.0.1:")
+    assert not servers._wait_until_ready(SimpleNamespace(poll=lambda: -15), url)
+    failing = servers.Command((sys.executable, "-c", "raise SystemExit('no such model')"), "/ready")
+    with pytest.raises(servers.ServerError, match="no such model"), servers.running(failing):
+        pass
+
+
+def test_the_bare_engine_accounts_for_its_steps(scripts: SimpleNamespace, tmp_path: Path) -> None:
+    engine = load_engine(write_tiny_model(tmp_path / "tiny.gguf", "llama"), {"threads": 1, "isa": "scalar"})
+    results = scripts.overhead.bare_timings(engine, ["one", "two words", "x"], 5)
+    assert [t["drawn_tokens"] for t in results] == [5, 5, 5]
+    figures = scripts.overhead.step_figures(results)
+    assert set(figures) == set(SCHEMA["serving_overhead"]["steps"])
+    assert 0 < figures["overhead_s"] < figures["step_s"]
+    assert figures["step_s"] == pytest.approx(sum(t["decode_s"] / 4 for t in results) / 3)
+
+
+def test_errors_of_an_account(scripts: SimpleNamespace) -> None:
+    def answer(e2e_s: float, **changes: float) -> Answer:
+        parts = dict.fromkeys(scripts.overhead._PARTS, 0.0) | {"queued_s": 0.4, "own_decode_s": 0.6}
+        whole = {"e2e_s": 1.0, "ttft_s": 0.4, "tpot_s": 0.2, "drawn_tokens": 4}
+        return Answer(5.0, 5.0 + e2e_s, timings=parts | whole | changes)
+
+    errors = scripts.overhead.account_errors(
+        [answer(1.0), answer(1.25, ttft_s=0.5), answer(1.0, queued_s=0.1), answer(0.8)]
+    )
+    assert set(errors) < set(SCHEMA["serving_overhead"])
+    assert errors["identity_error_s_max"] == pytest.approx(0.1)
+    assert errors["parts_error_s_max"] == pytest.approx(0.3)
+    assert errors["stopwatch_error_p50"] == pytest.approx(0.0)
+    assert errors["stopwatch_error_max"] == pytest.approx(-0.25)
+    assert errors["stopwatch_within_5_percent"] == 0.5
+
+
+def test_delivery_is_read_from_the_servers_metrics(scripts: SimpleNamespace) -> None:
+    overhead = scripts.overhead
+    metrics = Metrics("m", EngineConfig(max_model_len=64), 4, 0.0, num_open=lambda: 0)
+    for _ in range(98):
+        metrics.delivered(0.0003)
+    for seconds in (0.0045, 99.0):
+        metrics.delivered(seconds)
+    counts = overhead.delivery_counts(metrics.render().decode())
+    assert (counts[0.005], counts[float("inf")]) == (99, 100)
+    assert overhead.quantile(counts, 0.5) == pytest.approx(0.00025 + 0.00025 * 50 / 98)
+    assert overhead.quantile(counts, 0.99) == pytest.approx(0.005)
+    assert overhead.quantile(counts, 1.0) == max(bound for bound in counts if bound != float("inf"))
+
+
+def test_the_scripts_do_not_hide_failed_requests(scripts: SimpleNamespace) -> None:
+    overhead: ModuleType = scripts.overhead
+    with pytest.raises(scripts.servers.ServerError, match="1 of 2 requests failed, the first: HTTP 500"):
+        overhead._complete([Answer(0.0, 1.0), Answer(0.0, 1.0, error="HTTP 500: x")])
