@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from golden_sampling import (  # noqa: E402
+from golden_sampling import (
     BREAKER,
     CONTEXT,
     DRY,

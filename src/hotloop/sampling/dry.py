@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,28 +14,28 @@ from hotloop import _native
 class Dry:
     """What DRY needs to know of a context, the prompt and the output; removal in reverse order only.
 
-    multiplier, base, allowed_length: of SamplingParams. breakers: token sequences over which no repetition reaches; single
-    ones are never penalized.
+    multiplier, base, allowed_length: of SamplingParams. breakers: one of the first ids, then all of the second: a sequence
+    over which no repetition reaches. Ids that are one alone are never penalized.
     """
 
-    __slots__ = ("_allowed_length", "_base", "_breaks", "_context", "_endings", "_multiplier", "_single")
+    __slots__ = ("_allowed_length", "_base", "_breakers", "_breaks", "_context", "_multiplier", "_single")
 
     def __init__(
         self,
         multiplier: float,
         base: float,
         allowed_length: int,
-        breakers: Iterable[Sequence[int]],
+        breakers: Iterable[tuple[Collection[int], Sequence[int]]],
         context_ids: Iterable[int],
     ) -> None:
         self._multiplier, self._base, self._allowed_length = multiplier, base, allowed_length
         self._single: set[int] = set()
-        self._endings: dict[int, list[list[int]]] = {}  # of longer breakers, by their last id
-        for breaker in breakers:
-            if len(breaker) == 1:
-                self._single.add(breaker[0])
+        self._breakers: dict[int, list[tuple[frozenset[int], list[int]]]] = {}  # of several ids, by their last one
+        for first, rest in breakers:
+            if rest:
+                self._breakers.setdefault(rest[-1], []).append((frozenset(first), list(rest)))
             else:
-                self._endings.setdefault(breaker[-1], []).append(list(breaker))
+                self._single.update(first)
         self._context = array("i")
         self._breaks = [0]  # lengths of the context at which a breaker ended
         for token_id in context_ids:
@@ -45,7 +45,8 @@ class Dry:
         context = self._context
         context.append(token_id)
         if token_id in self._single or any(
-            context[-len(breaker) :].tolist() == breaker for breaker in self._endings.get(token_id, ())
+            len(context) > len(rest) and context[-len(rest) - 1] in first and context[-len(rest) :].tolist() == rest
+            for first, rest in self._breakers.get(token_id, ())
         ):
             self._breaks.append(len(context))
 

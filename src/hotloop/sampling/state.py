@@ -35,12 +35,12 @@ class SamplerState:
         mirostat_mu: float | None = None,
         stop_token_ids: Collection[int] = (),
         bad_word_ids: Iterable[Sequence[int]] = (),
-        dry_breaker_ids: Iterable[Sequence[int]] = (),
+        dry_breakers: Iterable[tuple[Collection[int], Sequence[int]]] = (),
         vocab_size: int,
     ) -> None:
         """params: what is still open in it is off. output_token_ids, mirostat_mu: of a resumed request, mu for its next
-        token. stop_token_ids: barred before min_tokens. bad_word_ids, dry_breaker_ids: what bad_words and
-        dry_sequence_breakers are in tokens. All ids lie in [0, vocab_size): admission has checked them.
+        token. stop_token_ids: barred before min_tokens. bad_word_ids, dry_breakers: what bad_words and
+        dry_sequence_breakers are in tokens (Request). All ids lie in [0, vocab_size): admission has checked them.
         """
         params = params.with_defaults({})
         assert params.temperature is not None
@@ -83,7 +83,7 @@ class SamplerState:
         self._dry: Dry | None = None
         if params.dry_multiplier:
             self._dry = Dry(
-                params.dry_multiplier, params.dry_base, params.dry_allowed_length, dry_breaker_ids, prompt_token_ids
+                params.dry_multiplier, params.dry_base, params.dry_allowed_length, dry_breakers, prompt_token_ids
             )
         self._num_prompt_tokens = len(prompt_token_ids)
         self._output_token_ids: list[int] = []

@@ -93,7 +93,6 @@ def make_row(size: int, position: int = 5, **params: Any) -> Row:
     prompt, output = [i * 7 % size for i in range(position - 2)], [(i * 11 + 1) % size for i in range(2)]
     seed, choice, mask = params.pop("seed", 3), params.pop("choice", 0), params.pop("mask", "absent")
     stop, words, mu = params.pop("stop_ids", ()), params.pop("bad_word_ids", ()), params.pop("mirostat_mu", None)
-    breakers = params.pop("dry_breaker_ids", ())
     if params.get("mirostat"):
         for name in ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability"):
             params.pop(name, None)
@@ -102,7 +101,7 @@ def make_row(size: int, position: int = 5, **params: Any) -> Row:
     state = SamplerState(
         SamplingParams(**{"max_tokens": None, **params}), seed=seed, choice=choice, prompt_token_ids=prompt,
         output_token_ids=output, stop_token_ids=[i for i in stop if i < size], mirostat_mu=mu,
-        bad_word_ids=[[i % size for i in word] for word in words], dry_breaker_ids=breakers, vocab_size=size,
+        bad_word_ids=[[i % size for i in word] for word in words], vocab_size=size,
     )  # fmt: skip
     return Row(state, position, mask=mask_of(mask, size, seed))
 
