@@ -91,7 +91,8 @@ def assert_follows(tokens: NDArray[np.int64], probs: NDArray[np.float64]) -> Non
         {"temperature": 1e-30}, {"temperature": 1.0, "top_k": 5}, {"temperature": 2.0, "top_k": 200},
         {"temperature": 1.0, "top_p": 0.3}, {"temperature": 1.5, "top_p": 0.95}, {"temperature": 1.0, "min_p": 0.1},
         {"temperature": 1.5, "top_k": 100, "top_p": 0.8, "min_p": 0.01}, {"temperature": 1.0, "top_n_sigma": 1.5},
-        {"temperature": 3.0, "top_n_sigma": 1.0}, {"temperature": 1.0, "typical_p": 0.4}, {"temperature": 2.0, "typical_p": 0.9},
+        {"temperature": 3.0, "top_n_sigma": 1.0}, {"temperature": 1.0, "typical_p": 0.4},
+        {"temperature": 2.0, "typical_p": 0.9},
         {"temperature": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.02},
         {"temperature": 1.0, "xtc_probability": 0.3, "xtc_threshold": 0.01},
         {
