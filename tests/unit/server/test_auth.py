@@ -17,7 +17,7 @@ from hotloop.server.settings import ServeSettings
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": scope["state"]["key"].encode()})
+    await send({"type": "http.response.body", "body": scope["hotloop.key"].encode()})
 
 
 def ask(path: str, authorization: str | None = None, *, keys: tuple[str, ...] = ("sk-1", "sk-2"), **options: Any) -> Any:
