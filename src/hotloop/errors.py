@@ -40,5 +40,9 @@ class EngineDeadError(HotloopError):
     """The engine's process ended and this request could not go on in a new one."""
 
 
+class ShutdownError(HotloopError):
+    """The server ends before the request could."""
+
+
 class CapacityError(HotloopError):
     """A request or a configuration that can never fit in this machine's memory."""

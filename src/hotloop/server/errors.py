@@ -17,6 +17,7 @@ from hotloop.errors import (
     HotloopError,
     InvalidRequestError,
     OverloadedError,
+    ShutdownError,
 )
 from hotloop.server.responses import error_body
 
@@ -71,6 +72,8 @@ def refusal(error: Exception) -> Refusal:
         return Refusal(400, "invalid_request_error", None, message, {})
     if isinstance(error, EngineDeadError):
         return Refusal(500, "server_error", "engine_dead", message, {})
+    if isinstance(error, ShutdownError):
+        return Refusal(503, "server_error", "shutting_down", message, {})
     if isinstance(error, HotloopError):
         return Refusal(500, "server_error", None, message, {})
     _log.error("a request failed", exc_info=error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from hotloop.server.lifecycle import Lifecycle
@@ -36,14 +37,20 @@ class EngineState(Protocol):
 class Health:
     """Implements service.Health: (HTTP status, reason)."""
 
-    def __init__(self, engine: EngineState, lifecycle: Lifecycle, *, watchdog_s: float) -> None:
+    def __init__(
+        self, engine: EngineState, failure: Callable[[], str | None], lifecycle: Lifecycle, *, watchdog_s: float
+    ) -> None:
+        """failure: why this process serves no more, if that is so."""
         self._engine = engine
+        self._failure = failure
         self._lifecycle = lifecycle
         self._watchdog_s = watchdog_s
 
     def status(self) -> tuple[int, str]:
         """200 while the engine runs and, if it has requests, its steps complete."""
-        engine = self._engine
+        engine, failure = self._engine, self._failure()
+        if failure is not None:
+            return 503, failure
         if engine.state != "ready":
             return 503, _STATES[engine.state]
         if not engine.num_live:

@@ -29,11 +29,12 @@ def configure_logging(format: LogFormat, level: int = logging.INFO) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("hotloop").setLevel(level)
+    logging.getLogger("hotloop.engine").setLevel(logging.WARNING)  # what it runs with, the line of readiness says
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 class HumanFormatter(logging.Formatter):
-    """Time, level if it is more than INFO, message. Control characters of the message, which clients may have sent, are escaped."""
+    """Time, level if it is more than INFO, message. Its control characters are escaped: clients may have sent them."""
 
     def format(self, record: logging.LogRecord) -> str:
         level = f" {record.levelname}" if record.levelno > logging.INFO else ""
@@ -79,7 +80,8 @@ class RequestLog:
                 is_whole = True
             await send(message)
 
-        scope["hotloop.log"] = added = {}
+        added: dict[str, Any] = {}
+        scope["hotloop.log"] = added
         try:
             await self._app(scope, receive, watched)
         finally:
