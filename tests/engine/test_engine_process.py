@@ -35,7 +35,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=
 def mixed_jobs(num: int = 12, max_tokens: int = 40) -> list[Job]:
     """Every kind of sampling; every third with several choices."""
     return [
-        ([1, *random_tokens(i, 5 + 3 * i)], replace(params_of(i, max_tokens), n=3 if i % 3 == 1 else 1)) for i in range(num)
+        ([1, *random_tokens(i, 5 + 3 * i)], replace(params_of(i, max_tokens), n=3 if i % 3 == 1 else 1))
+        for i in range(num)
     ]
 
 
@@ -358,7 +359,9 @@ def test_restarts_leave_nothing_behind(model: Path, tmp_path: Path, monkeypatch:
 
 def test_async_llm_over_an_engine_that_dies(model: Path) -> None:
     """The whole way: text, choices, stop strings, logprobs, and streams that only see a pause."""
-    jobs = [(prompt, replace(params, stop=["e"] if i % 2 else None)) for i, (prompt, params) in enumerate(mixed_jobs(6))]
+    jobs = [
+        (prompt, replace(params, stop=["e"] if i % 2 else None)) for i, (prompt, params) in enumerate(mixed_jobs(6))
+    ]
 
     async def answers(llm: AsyncLLM, client: SupervisedClient | None) -> list[Any]:
         async def answer(prompt: list[int], params: SamplingParams) -> Any:
