@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -38,12 +38,13 @@ _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that is understood. key: whose it is."""
+    """A request that is understood. key: whose it is. log: fields of its line in the log."""
 
     head: Head
     body: Body
     asks: Sequence[Ask]
     key: str
+    log: dict[str, Any]
 
 
 async def answer(service: Service, endpoint: Endpoint, request: Request) -> Response:
@@ -51,14 +52,16 @@ async def answer(service: Service, endpoint: Endpoint, request: Request) -> Resp
     arrival_s = time.perf_counter()
     id = f"{'chatcmpl' if endpoint == CHAT else 'cmpl'}-{uuid4().hex}"
     key = request.scope.get("hotloop.key", "")
+    log = request.scope.get("hotloop.log", {})
+    log["id"] = _request_id(request, id)
     try:
         raw = await read_json_body(request)
-        make = partial(_understand, service, endpoint, raw, id, key, arrival_s)
+        make = partial(_understand, service, endpoint, raw, id, key, log, arrival_s)
         job = await while_connected(request.receive, off_loop(service, make, len(raw)))
     except HotloopError:
         service.metrics.rejected("invalid")
         raise
-    headers = {"x-request-id": _request_id(request, id)}
+    headers = {"x-request-id": log["id"]}
     if job.body.stream:
         events = _events(service, job)
         return EventStream(events, headers, write_timeout_s=service.settings.write_timeout_s)
@@ -95,7 +98,9 @@ def _request_id(request: Request, own: str) -> str:
     return named if _REQUEST_ID.fullmatch(named) else own
 
 
-def _understand(service: Service, endpoint: Endpoint, raw: bytes, id: str, key: str, arrival_s: float) -> Job:
+def _understand(
+    service: Service, endpoint: Endpoint, raw: bytes, id: str, key: str, log: dict[str, Any], arrival_s: float
+) -> Job:
     settings = service.settings
     body = parse_body(
         endpoint, decode_json(raw), default_max_tokens=settings.default_max_tokens,
@@ -118,8 +123,11 @@ def _understand(service: Service, endpoint: Endpoint, raw: bytes, id: str, key: 
         for i, prompt in enumerate(prompts)
     ]  # fmt: skip
     service.llm.check(asks)
+    log["stream"] = body.stream
+    if settings.log_prompts:
+        log["prompts"] = [service.llm.tokenizer.decode(ask.requests[0].prompt_token_ids, skip_special=False) for ask in asks]
     cap = max(ask.requests[0].max_tokens for ask in asks)
-    return Job(Head(id, int(time.time()), service.model_name, service.fingerprint, cap), body, asks, key)
+    return Job(Head(id, int(time.time()), service.model_name, service.fingerprint, cap), body, asks, key, log)
 
 
 def check_model(service: Service, model: str | None) -> None:
@@ -134,7 +142,7 @@ def check_model(service: Service, model: str | None) -> None:
 
 async def _whole(service: Service, job: Job) -> dict[str, object]:
     outputs: list[RequestOutput | None] = [None] * len(job.asks)
-    async with aclosing(service.run(job.asks, job.body, job.key)) as parts:
+    async with aclosing(service.run(job.asks, job.body, job.key, job.log)) as parts:
         async for part in parts:
             for index, chunk in part:
                 if chunk.output is not None:
@@ -152,7 +160,7 @@ async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
     encoder = ChunkEncoder(job.head, shape, job.body, job.asks)
     opening: bytes | None = encoder.opening()
     try:
-        async with aclosing(service.run(job.asks, job.body, job.key)) as parts:
+        async with aclosing(service.run(job.asks, job.body, job.key, job.log)) as parts:
             async for part in parts:
                 yield opening + encoder.encode(part) if opening is not None else encoder.encode(part)
                 opening = None
@@ -165,6 +173,8 @@ async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
             raise
         if not isinstance(error, HotloopError):
             _log.exception("a stream failed")
-        yield error_end(refusal(error).body)
+        told = refusal(error)
+        job.log["error"] = told.code or told.type  # its message may quote the prompt
+        yield error_end(told.body)
         return
     yield encoder.end()

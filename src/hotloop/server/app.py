@@ -29,7 +29,9 @@ def create_app(service: Service) -> FastAPI:
     app.openapi = lambda: document(service)  # type: ignore[method-assign]
 
     async def refused(request: Request, error: Exception) -> Response:
-        return refusal(error).response()
+        told = refusal(error)
+        request.scope.get("hotloop.log", {})["error"] = told.code or told.type  # its message may quote the prompt
+        return told.response()
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it; the log shows it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.types import ASGIApp
 
 from hotloop.server.auth import Auth
@@ -11,9 +13,9 @@ from hotloop.server.logs import RequestLog
 from hotloop.server.settings import ServeSettings
 
 
-def guarded(app: ASGIApp, settings: ServeSettings, lifecycle: Lifecycle) -> ASGIApp:
-    """The application as clients may reach it."""
+def guarded(app: ASGIApp, settings: ServeSettings, lifecycle: Lifecycle, responded: Callable[[int], None]) -> ASGIApp:
+    """The application as clients may reach it. responded: told the status of every answer."""
     app = BodyLimit(app, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
     app = DrainGate(app, lifecycle)
     app = Auth(app, settings.api_keys, public_metrics=settings.public_metrics)
-    return RequestLog(app)
+    return RequestLog(app, responded)

@@ -6,12 +6,13 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hotloop.request import RequestOutput
 from hotloop.server.settings import LogFormat
 
 _log = logging.getLogger("hotloop.requests")
@@ -60,10 +61,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class RequestLog:
-    """ASGI middleware: one line per request when its answer is over. The route adds fields to ``scope["hotloop.log"]``."""
+    """ASGI middleware: one line per request when its answer is over. The route adds fields to ``scope["hotloop.log"]``.
 
-    def __init__(self, app: ASGIApp) -> None:
+    responded: told every status, 499 for none.
+    """
+
+    def __init__(self, app: ASGIApp, responded: Callable[[int], None]) -> None:
         self._app = app
+        self._responded = responded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,6 +90,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, watched)
         finally:
+            self._responded(status)
             level = logging.DEBUG if scope["path"] in _QUIET_PATHS else logging.INFO
             if _log.isEnabledFor(level):
                 fields = {
@@ -98,6 +104,20 @@ class RequestLog:
                     **added,
                 }
                 _log.log(level, "%s", _line(fields), extra={"fields": fields})
+
+
+def note_output(fields: dict[str, Any], output: RequestOutput) -> None:
+    """One prompt of the request has its answer; several add up. TTFT is the latest of theirs."""
+    timings = output.timings or {}
+    for name, value in (
+        ("prompt_tokens", len(output.prompt_token_ids)),
+        ("cached_tokens", output.num_cached_tokens),
+        ("completion_tokens", sum(len(choice.token_ids) for choice in output.outputs)),
+    ):
+        fields[name] = fields.get(name, 0) + value
+    if "ttft_s" in timings:
+        fields["ttft_s"] = max(fields.get("ttft_s", 0.0), round(timings["ttft_s"], 6))
+    fields.setdefault("finish_reasons", []).extend(choice.finish_reason for choice in output.outputs)
 
 
 def _line(fields: Mapping[str, Any]) -> str:
