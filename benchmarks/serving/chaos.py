@@ -71,13 +71,14 @@ class Stream:
     def take(self, event: dict[str, Any]) -> None:
         for part in event["choices"]:
             choice = self.choices.setdefault(
-                part["index"], {"text": "", "token_ids": [], "logprobs": [], "finish_reason": None}
+                part["index"], {"text": "", "token_ids": [], "logprobs": [], "top_logprobs": [], "finish_reason": None}
             )
             choice["text"] += part["text"]
             choice["token_ids"] += part.get("token_ids") or []
             if part["logprobs"]:
                 logprobs = part["logprobs"]
-                choice["logprobs"] += zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+                choice["logprobs"] += logprobs["token_logprobs"]
+                choice["top_logprobs"] += logprobs["top_logprobs"] or []
             choice["finish_reason"] = part["finish_reason"] or choice["finish_reason"]
 
     @property
