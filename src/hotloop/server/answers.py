@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hotloop.engine.inputs import Ask, Prompt
-from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.errors import EngineDeadError, HotloopError, InvalidRequestError
 from hotloop.request import RequestOutput
 from hotloop.sampling_params import MAX_CHOICES
 from hotloop.server.bodies import Body, parse_body
@@ -122,7 +122,10 @@ def _understand(
         )
         for i, prompt in enumerate(prompts)
     ]  # fmt: skip
-    service.llm.check(asks)
+    try:
+        service.llm.check(asks)
+    except EngineDeadError as error:
+        raise RefusedError(str(error), 503, "engine_dead") from None
     log["stream"] = body.stream
     if settings.log_prompts:
         log["prompts"] = [service.llm.tokenizer.decode(ask.requests[0].prompt_token_ids, skip_special=False) for ask in asks]
@@ -165,9 +168,9 @@ async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
                 yield opening + encoder.encode(part) if opening is not None else encoder.encode(part)
                 opening = None
                 # Back here, the connection has taken it.
-                emitted_s = max([chunk.emitted_s for _, chunk in part])
-                if emitted_s:
-                    service.metrics.delivered(time.perf_counter() - emitted_s)
+                _, oldest = part[0]
+                if oldest.emitted_s:
+                    service.metrics.delivered(time.perf_counter() - oldest.emitted_s)
     except Exception as error:
         if opening is not None:
             raise

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from hotloop.errors import HotloopError
-from hotloop.server.errors import BugGuard, RefusedError, refusal
+from hotloop.server.errors import RefusedError, refusal
 from hotloop.server.event_stream import ClientGoneError
 from hotloop.server.openapi import document
 from hotloop.server.routes import router
@@ -52,9 +52,8 @@ def create_app(service: Service) -> FastAPI:
         return response
 
     handlers: dict[type[Exception], Any] = {
-        HotloopError: refused, HTTPException: no_route, ClientGoneError: gone, ClientDisconnect: gone,
+        HotloopError: refused, Exception: refused, HTTPException: no_route, ClientGoneError: gone, ClientDisconnect: gone,
     }  # fmt: skip
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
-    app.add_middleware(BugGuard)
     return app

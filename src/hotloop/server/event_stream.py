@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -62,6 +62,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._write_timeout_s = write_timeout_s
+        self._writing_since_s: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -73,15 +74,35 @@ class EventStream(Response):
 
     async def _write_all(self, send: Send) -> None:
         clock = asyncio.get_running_loop().time
-        message: dict[str, Any] = {
-            "type": "http.response.start", "status": self.status_code, "headers": self.raw_headers,
-        }  # fmt: skip
-        async with aclosing(self._events), asyncio.timeout(None) as limit:
+        has_begun = False
+        async with aclosing(self._events), self._write_limit():
             async for data in self._events:
-                limit.reschedule(clock() + self._write_timeout_s)
-                if message["type"] == "http.response.start":
-                    await send(message)
-                message = {"type": "http.response.body", "body": data, "more_body": True}
-                await send(message)
-                limit.reschedule(None)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                self._writing_since_s = clock()
+                if not has_begun:
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                    has_begun = True
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                self._writing_since_s = None
+            self._writing_since_s = clock()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    @asynccontextmanager
+    async def _write_limit(self) -> AsyncIterator[None]:
+        """Raises TimeoutError in the body if one write takes longer than the limit. It looks now and then: a timer for every
+        write would cost more than the writes' own Python code."""
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer
+            since_s, now_s = self._writing_since_s, loop.time()
+            if since_s is not None and now_s - since_s >= self._write_timeout_s:
+                limit.reschedule(now_s)
+            timer = loop.call_later(self._write_timeout_s / 4, look)
+
+        timer = loop.call_later(self._write_timeout_s / 4, look)
+        try:
+            async with asyncio.timeout(None) as limit:
+                yield
+        finally:
+            timer.cancel()
