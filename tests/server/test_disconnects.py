@@ -1,20 +1,18 @@
 """Clients that leave or stop reading: their requests leave the engine within two steps, others see nothing of it."""
 
-import asyncio
 import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 
 from hotloop import AsyncLLM
-from server.live import OpenDoor, live_server, make_service, serving
+from server.live import live_server, make_service, serving
 
 LONG = {"prompt": "abc", "max_tokens": 1900, "ignore_eos": True}
 
@@ -54,8 +52,8 @@ def posted(url: str, body: dict[str, Any], buffer: int | None = None) -> Iterato
         if buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         connection.connect((host, int(port)))
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        connection.sendall(head.encode() + data)
+        head = ["POST /v1/completions HTTP/1.1", "Host: x", f"Content-Length: {len(data)}", "", ""]
+        connection.sendall("\r\n".join(head).encode() + data)
         yield connection
 
 
@@ -88,32 +86,17 @@ def test_only_the_one_that_leaves_ends(url: str, llm: AsyncLLM, steps: Steps) ->
     assert len(steps.left) == 1
 
 
-class ClosedDoor(OpenDoor):
-    """Nobody comes in."""
-
-    def __init__(self) -> None:
-        self.waiting = 0
-
-    @asynccontextmanager
-    async def enter(self, *args: Any) -> AsyncIterator[None]:
-        self.waiting += 1
-        try:
-            await asyncio.Event().wait()
-            yield
-        finally:
-            self.waiting -= 1
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_leaves_while_waiting_for_a_turn(llm: AsyncLLM, steps: Steps, stream: bool) -> None:
-    door = ClosedDoor()
-    service = replace(make_service(llm), admission=door)
-    with serving(service) as url:
+    service = make_service(llm, capacity=1)
+    with serving(service) as url, posted(url, LONG):
+        wait_until(lambda: service.admission.num_running == 1)
         with posted(url, {**LONG, "stream": stream}):
-            wait_until(lambda: door.waiting == 1)
-        wait_until(lambda: door.waiting == 0)
-    assert not steps.core.has_work
-    assert not steps.asked
+            wait_until(lambda: service.admission.num_queued == 1)
+        wait_until(lambda: service.admission.num_queued == 0)
+        assert (service.admission.num_running, llm._pump.num_open) == (1, 1)
+    wait_until(lambda: not steps.core.has_work)
+    assert len(steps.left) == 1
 
 
 def test_a_reader_that_stops_holds_up_nobody_and_is_dropped(llm: AsyncLLM, steps: Steps) -> None:

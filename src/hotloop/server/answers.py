@@ -51,7 +51,7 @@ async def answer(service: Service, endpoint: Endpoint, request: Request) -> Resp
     """Raises: HotloopError where there is no answer to begin with."""
     arrival_s = time.perf_counter()
     id = f"{'chatcmpl' if endpoint == CHAT else 'cmpl'}-{uuid4().hex}"
-    key = request.scope.get("hotloop.key", "")
+    key = request.scope.get("hotloop.key", ANYBODY)
     log = request.scope.get("hotloop.log", {})
     log["id"] = _request_id(request, id)
     try:

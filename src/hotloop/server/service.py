@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,16 +13,11 @@ from hotloop.engine.async_llm import AsyncLLM
 from hotloop.engine.generation import StreamChunk
 from hotloop.engine.inputs import Ask
 from hotloop.errors import DeadlineError, OverloadedError
+from hotloop.server.admission import Admission
 from hotloop.server.bodies import Body
 from hotloop.server.logs import note_output
 from hotloop.server.settings import ServeSettings
 from hotloop.telemetry.prometheus import EndReason, Metrics
-
-
-class Admission(Protocol):
-    def enter(
-        self, key: str, num_requests: int, num_tokens: int, priority: int, deadline_s: float | None
-    ) -> AbstractAsyncContextManager[object]: ...
 
 
 class Health(Protocol):
