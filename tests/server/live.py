@@ -14,6 +14,9 @@ from hotloop import AsyncLLM
 from hotloop.engine.fingerprint import system_fingerprint
 from hotloop.server.admission import Admission
 from hotloop.server.app import create_app
+from hotloop.server.connection import Connection, Limits
+from hotloop.server.edge import guarded
+from hotloop.server.lifecycle import Lifecycle
 from hotloop.server.service import Service
 from hotloop.server.settings import ServeSettings
 from hotloop.telemetry.prometheus import Metrics
@@ -48,8 +51,11 @@ def live_server(llm: AsyncLLM, **settings: Any) -> Iterator[str]:
 
 @contextmanager
 def serving(service: Service) -> Iterator[str]:
+    settings = service.settings
+    app = guarded(create_app(service), settings, Lifecycle(settings.drain_timeout_s), service.metrics.responded)
+    http = Connection.with_limits(Limits(write_timeout_s=settings.write_timeout_s))
     server = uvicorn.Server(
-        uvicorn.Config(create_app(service), port=0, log_level="warning", lifespan="off", http="httptools")
+        uvicorn.Config(app, port=0, http=http, log_level="warning", access_log=False, lifespan="off")
     )
     thread = threading.Thread(target=lambda: uvloop.run(server.serve()), daemon=True)
     thread.start()

@@ -102,13 +102,13 @@ def test_who_leaves_while_waiting_for_a_turn(llm: AsyncLLM, steps: Steps, stream
 def test_a_reader_that_stops_holds_up_nobody_and_is_dropped(llm: AsyncLLM, steps: Steps) -> None:
     """The server holds what the connection does not take; after the limit the request is over, also for the engine."""
     with live_server(llm, write_timeout_s=0.5) as url, httpx.Client(base_url=url) as client:
-        body = {**LONG, "n": 8, "logprobs": 20, "stream": True}
+        body = {**LONG, "n": 14, "logprobs": 20, "stream": True}
         with posted(url, body, buffer=4096) as stopped:
             assert stopped.recv(100)
             answer = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 100, "ignore_eos": True})
             assert answer.json()["usage"]["completion_tokens"] == 100
             wait_until(lambda: 'finished_reason="abort",model_name="tiny"} 1.0' in client.get("/metrics").text)
-            assert len(steps.left) == 8
+            assert len(steps.left) == 14
             stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             rest = b""
             while data := stopped.recv(1 << 20):

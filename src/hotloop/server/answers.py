@@ -21,6 +21,7 @@ from hotloop.engine.inputs import Ask, Prompt
 from hotloop.errors import EngineDeadError, HotloopError, InvalidRequestError
 from hotloop.request import RequestOutput
 from hotloop.sampling_params import MAX_CHOICES
+from hotloop.server.auth import ANYBODY
 from hotloop.server.bodies import Body, parse_body
 from hotloop.server.errors import RefusedError, refusal
 from hotloop.server.event_stream import EventStream, while_connected
@@ -63,8 +64,7 @@ async def answer(service: Service, endpoint: Endpoint, request: Request) -> Resp
         raise
     headers = {"x-request-id": log["id"]}
     if job.body.stream:
-        events = _events(service, job)
-        return EventStream(events, headers, write_timeout_s=service.settings.write_timeout_s)
+        return EventStream(_events(service, job), headers)
     whole = await while_connected(request.receive, _whole(service, job))
     return Response(msgspec.json.encode(whole), 200, headers, "application/json")
 

@@ -10,10 +10,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from hotloop.errors import HotloopError
-from hotloop.server.auth import Auth
 from hotloop.server.errors import RefusedError, refusal
 from hotloop.server.event_stream import ClientGoneError
-from hotloop.server.limits import BodyLimit
 from hotloop.server.openapi import document
 from hotloop.server.routes import router
 from hotloop.server.service import Service
@@ -26,6 +24,7 @@ _NOT_OFFERED = (
 
 
 def create_app(service: Service) -> FastAPI:
+    """Without keys and limits: see edge.guarded."""
     app = FastAPI(openapi_url="/openapi.json", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(router(service))
     app.openapi = lambda: document(service)  # type: ignore[method-assign]
@@ -58,7 +57,4 @@ def create_app(service: Service) -> FastAPI:
     }  # fmt: skip
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
-    settings = service.settings
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
-    app.add_middleware(Auth, keys=settings.api_keys, public_metrics=settings.public_metrics)  # the outer one: added last
     return app
