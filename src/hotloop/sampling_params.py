@@ -59,6 +59,7 @@ class SamplingParams:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name))
+                object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("top_k", "seed", "max_tokens", "logprobs"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name))
@@ -73,7 +74,7 @@ class SamplingParams:
             _check(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
-            _check(value is None or isinstance(value, Collection), name, value, "a list")
+            _check(value is None or (isinstance(value, Collection) and not isinstance(value, Mapping)), name, value, "a list")
         _check(self.temperature is None or self.temperature >= 0, "temperature", self.temperature, "0 or more")
         _check(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _check(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
@@ -154,5 +155,5 @@ def _check_number(name: str, value: object) -> None:
 
 
 def _check_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} is {value!r}; it must be an integer")
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**64:
+        raise InvalidRequestError(f"{name} is {value!r}; it must be an integer of 64 bits at most")

@@ -150,9 +150,11 @@ def _chat_logprobs(given: Mapping[str, Any]) -> Any:
 
 
 def _prompts(prompt: object) -> list[Any]:
-    """One text or list of token ids, or several. What else it may be is refused where it is tokenized."""
+    """One text or list of token ids, or several. What is wrong within a list is refused where it is tokenized."""
     if isinstance(prompt, list) and not (prompt and all(isinstance(item, int) for item in prompt)):
-        if not prompt:
-            raise InvalidRequestError("prompt is []; give at least one text or token id")
-        return prompt
-    return [prompt]
+        prompts = prompt
+    else:
+        prompts = [prompt]
+    if not prompts or not all(isinstance(item, str | list) for item in prompts):
+        raise InvalidRequestError(f"prompt is {prompt!r:.60}; it must be a text, a list of token ids, or a list of such")
+    return prompts
