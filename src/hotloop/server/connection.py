@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 import time
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -14,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 @dataclass(frozen=True, slots=True)
 class Limits:
     """header_timeout_s, max_header_bytes: of the head of a request, from the connection's or the last answer's moment on.
-    write_timeout_s: a client that has taken next to nothing of what waits for it for so long loses the connection."""
+    write_timeout_s: a client that takes nothing of what waits for it for so long loses the connection."""
 
     write_timeout_s: float
     header_timeout_s: float = 10.0
@@ -36,6 +39,7 @@ class Connection(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._in_head = False
         self._head_bytes = 0
+        self._untaken_bytes = 0  # when the write timer began
 
     # ---- the head of a request --------------------------------------------------------------------------------------
 
@@ -107,12 +111,21 @@ class Connection(HttpToolsProtocol):
 
     def _watch_reader(self) -> None:
         self._stop_write_timer()
-        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._reader_is_late)
+        self._untaken_bytes = self._count_untaken_bytes()
+        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self._look_at_reader)
 
-    def _reader_is_late(self) -> None:
+    def _look_at_reader(self) -> None:
         self._write_timer = None
-        if self.flow.write_paused or self.transport.is_closing():
+        untaken_bytes = self._count_untaken_bytes()
+        if untaken_bytes >= self._untaken_bytes > 0:
             self.transport.abort()
+        elif untaken_bytes:
+            self._watch_reader()
+
+    def _count_untaken_bytes(self) -> int:
+        """In the transport's buffer and the system's, which says that it has room again only when much of it is free."""
+        queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
