@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from engine.faulty_worker import KILLS_AT_ONCE, KILLS_LATER, STALLS_LATER
+from engine.faulty_worker import KILLS_AT_ONCE, KILLS_LATER, STALLS_LATER, TALKS_NONSENSE
 from engine.jobs import Job, params_of
 from engine.processes import Answer, bits, engine_process, requests_of, run, undisturbed
 from hotloop import AsyncLLM, SamplingParams
@@ -102,7 +102,7 @@ def test_a_stalled_engine_is_replaced(model: Path) -> None:
         assert culprit.error_kind == "engine_dead"
 
 
-@pytest.mark.parametrize("fault", [KILLS_AT_ONCE, KILLS_LATER])
+@pytest.mark.parametrize("fault", [KILLS_AT_ONCE, KILLS_LATER, TALKS_NONSENSE])
 def test_a_request_that_kills_the_engine_fails_alone(model: Path, fault: int) -> None:
     jobs = mixed_jobs(6)
     expected = undisturbed(model, jobs)
@@ -229,6 +229,29 @@ def test_an_engine_that_does_not_start_again(model: Path, tmp_path: Path, monkey
         while client.state != "ready":
             client.poll(timeout_s=0.1)
         assert bits(run(client, requests_of(inputs, jobs))) == undisturbed(model, jobs)
+
+
+def test_a_process_that_can_not_be_made_is_tried_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_RETRY_DELAYS_S", (0.01, 0.01))
+    jobs = mixed_jobs(2)
+    refusals = ["fork", "fork"]
+    popen = subprocess.Popen
+
+    def meanwhile(num_tokens: int, answers: dict[RequestId, Answer]) -> None:
+        if num_tokens > 20 and client.num_restarts == 0 and client.state == "ready":
+            kill(client)
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        if client.num_restarts and refusals:
+            raise OSError(12, refusals.pop())
+        return popen(*args, **options)
+
+    with engine_process(model) as (client, inputs):
+        files = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr("subprocess.Popen", refuse)
+        assert bits(run(client, requests_of(inputs, jobs), meanwhile)) == undisturbed(model, jobs)
+        assert not refusals
+        assert len(os.listdir("/proc/self/fd")) == files
 
 
 def test_a_start_that_hangs_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

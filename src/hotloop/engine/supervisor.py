@@ -307,10 +307,14 @@ class SupervisedClient:
 
     def _restart(self, now_s: float) -> None:
         self._start_s = now_s
-        if _identity(self._path) == self._identity:
-            self._process = self._new_process()
-        else:
+        if _identity(self._path) != self._identity:
             _log.error("%s is not the file any more that answers were begun with; restart the server", self._path)
+            self._start_failed()
+            return
+        try:
+            self._process = self._new_process()
+        except (OSError, zmq.ZMQError):
+            _log.exception("no process could be started for the engine")
             self._start_failed()
 
     def _start_failed(self) -> None:
