@@ -13,7 +13,7 @@ from hotloop.errors import HotloopError
 from hotloop.server.errors import RefusedError, refusal
 from hotloop.server.event_stream import ClientGoneError
 from hotloop.server.openapi import document
-from hotloop.server.routes import router
+from hotloop.server.routes import add_routes
 from hotloop.server.service import Service
 
 # OpenAI's routes that clients may try; said by name, so that nobody looks for a typing error.
@@ -26,7 +26,7 @@ _NOT_OFFERED = (
 def create_app(service: Service) -> FastAPI:
     """Without keys and limits: see edge.guarded."""
     app = FastAPI(openapi_url="/openapi.json", docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.include_router(router(service))
+    add_routes(app, service)
     app.openapi = lambda: document(service)  # type: ignore[method-assign]
 
     async def refused(request: Request, error: Exception) -> Response:
