@@ -52,8 +52,8 @@ def posted(url: str, body: dict[str, Any], buffer: int | None = None) -> Iterato
         if buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         connection.connect((host, int(port)))
-        head = ["POST /v1/completions HTTP/1.1", "Host: x", f"Content-Length: {len(data)}", "", ""]
-        connection.sendall("\r\n".join(head).encode() + data)
+        headers = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" + headers.encode() + data)
         yield connection
 
 

@@ -70,10 +70,12 @@ async def answer(service: Service, endpoint: Endpoint, request: Request) -> Resp
 
 
 async def read_json_body(request: Request) -> bytes:
-    """Raises: RefusedError if it says that it is no JSON."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    """Raises: RefusedError if it does not say that it is JSON: what pages of other sites can make a browser send does not."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise RefusedError(f"content-type is {kind!r:.100}; it must be application/json", 415, "unsupported_media_type")
+        raise RefusedError(
+            f"content-type is {kind!r:.100}; send the header content-type: application/json", 415, "unsupported_media_type"
+        )
     return await request.body()
 
 
