@@ -58,23 +58,23 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             if getattr(self, name) is not None:
-                _check_number(name, getattr(self, name))
-                object.__setattr__(self, name, float(getattr(self, name)))
-        for name in ("top_k", "seed", "max_tokens", "logprobs"):
-            if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name))
-        for name in ("min_tokens", "n"):
-            _check_int(name, getattr(self, name))
+                object.__setattr__(self, name, _checked_number(name, getattr(self, name)))
+        for name in ("top_k", "seed", "max_tokens", "logprobs", "min_tokens", "n"):
+            value = getattr(self, name)
+            if value is not None or name in ("min_tokens", "n"):
+                _check_int(name, value)
+                _check(-(2**63) <= value < 2**64, name, value, "a 64-bit integer")
         for name in ("presence_penalty", "frequency_penalty"):
-            _check_number(name, getattr(self, name))
+            object.__setattr__(self, name, _checked_number(name, getattr(self, name)))
             _check(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "in [-2, 2]")
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             _check(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
-        for name in ("stop", "stop_token_ids"):
+        for name, no_list in (("stop", Mapping), ("stop_token_ids", Mapping | str)):
             value = getattr(self, name)
-            _check(value is None or (isinstance(value, Collection) and not isinstance(value, Mapping)), name, value, "a list")
+            is_list = isinstance(value, Collection) and not isinstance(value, no_list)
+            _check(value is None or is_list, name, value, "a list")
         _check(self.temperature is None or self.temperature >= 0, "temperature", self.temperature, "0 or more")
         _check(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _check(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
@@ -82,7 +82,6 @@ class SamplingParams:
         penalty = self.repetition_penalty
         _check(penalty is None or penalty > 0, "repetition_penalty", penalty, "above 0; 1 is off")
         _check(1 <= self.n <= MAX_CHOICES, "n", self.n, f"1 to {MAX_CHOICES}")
-        _check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", self.seed, "a 64-bit integer")
         _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -137,10 +136,9 @@ def _checked_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
         token_id = int(key) if isinstance(key, str) and _DECIMAL.fullmatch(key) else key
         _check_int("a token id of logit_bias", token_id)
         _check(token_id not in checked, "a token id of logit_bias", key, "given only once")
-        _check_number(f"logit_bias of token {token_id}", value)
+        checked[token_id] = _checked_number(f"logit_bias of token {token_id}", value)
         allowed = f"in [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]"
         _check(abs(value) <= MAX_LOGIT_BIAS, f"logit_bias of token {token_id}", value, allowed)
-        checked[token_id] = float(value)
     return checked
 
 
@@ -149,11 +147,12 @@ def _check(holds: bool, name: str, value: object, allowed: str) -> None:
         raise InvalidRequestError(f"{name} is {value!r}; it must be {allowed}")
 
 
-def _check_number(name: str, value: object) -> None:
+def _checked_number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise InvalidRequestError(f"{name} is {value!r}; it must be a finite number")
+    return float(value)
 
 
 def _check_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**64:
-        raise InvalidRequestError(f"{name} is {value!r}; it must be an integer of 64 bits at most")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(f"{name} is {value!r}; it must be an integer")
