@@ -89,8 +89,11 @@ def test_a_drain_lets_everything_end_and_takes_nothing_new(home: Path, model: Pa
         running = start(client, threads, 2, 3000)
         more = [Reader(client, threads, 50) for _ in range(4)]  # these wait for the engine, some of them in the server
         time.sleep(0.2)
-        server.process.send_signal(signal.SIGTERM)
+        engine = server.engine_pid()
+        for pid in (engine, server.process.pid):  # as systemd does with all processes of a service
+            os.kill(pid, signal.SIGTERM)
         wait_until_draining(client)
+        assert server.engine_pid() == engine
         refused = client.post(COMPLETIONS, json=body(1))
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "draining"

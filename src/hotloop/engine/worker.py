@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -78,6 +79,8 @@ class _LogSender(logging.Handler):
 def main() -> None:
     folder = Path(sys.argv[1])
     faulthandler.enable()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # who ends a service signals all of its processes; the server still drains
     threading.Thread(target=_end_with_the_client, args=(folder,), daemon=True).start()
     sockets = Sockets(folder)
     start = sockets.receive()
