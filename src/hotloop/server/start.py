@@ -16,6 +16,7 @@ from hotloop.engine.async_llm import AsyncLLM
 from hotloop.engine.fingerprint import system_fingerprint
 from hotloop.engine.serving import start_engine_process
 from hotloop.engine.supervisor import SupervisedClient
+from hotloop.engine.time_slice import SHORT_S, set_time_slice
 from hotloop.errors import HotloopError, ShutdownError
 from hotloop.server.admission import Admission
 from hotloop.server.app import create_app
@@ -35,6 +36,7 @@ def run_server(model: str | Path, engine_options: Mapping[str, Any], settings: S
     Raises: HotloopError if the port is taken or the model cannot be loaded.
     """
     start_s = time.perf_counter()
+    set_time_slice(SHORT_S)
     with bind(settings.host, settings.port) as listener:  # first: it is quick to fail
         host, port = listener.getsockname()[:2]
         if not settings.api_keys and not ipaddress.ip_address(host).is_loopback:
