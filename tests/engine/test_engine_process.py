@@ -231,6 +231,22 @@ def test_an_engine_that_does_not_start_again(model: Path, tmp_path: Path, monkey
         assert bits(run(client, requests_of(inputs, jobs))) == undisturbed(model, jobs)
 
 
+def test_requests_are_told_when_no_start_succeeds(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_RETRY_DELAYS_S", (0.01, 0.01))
+
+    def meanwhile(num_tokens: int, answers: dict[RequestId, Answer]) -> None:
+        if num_tokens > 20 and client.num_restarts == 0:
+            monkeypatch.setattr(client, "_module", "hotloop.no_such_module")
+            kill(client)
+
+    with engine_process(model) as (client, inputs):
+        start_s = time.monotonic()
+        got = run(client, requests_of(inputs, mixed_jobs(2)), meanwhile)
+        assert {answer.error_kind for choices in got for answer in choices} == {"engine_dead"}
+        assert client.state == "failed"
+        assert time.monotonic() - start_s < 20  # not with the next try
+
+
 def test_a_process_that_can_not_be_made_is_tried_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_RETRY_DELAYS_S", (0.01, 0.01))
     jobs = mixed_jobs(2)

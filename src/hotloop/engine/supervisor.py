@@ -163,6 +163,8 @@ class SupervisedClient:
     def _alarm_s(self) -> float:
         """When there is something to do though nothing arrives: patience ends, or a deadline passes, or a start is due."""
         with self._lock:
+            if self._outbox:
+                return 0.0
             return min(self._journal.next_deadline_s, self._start_s if self._process is None else self._patience_ends_s)
 
     @property
