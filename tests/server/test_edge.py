@@ -18,8 +18,7 @@ from hotloop.server.app import create_app
 from hotloop.server.edge import guarded
 from hotloop.server.lifecycle import Lifecycle
 from hotloop.server.logs import HumanFormatter, JsonFormatter
-from hotloop.server.routes import router
-from server.live import make_service
+from server.live import live_server, make_service
 from tiny_models import write_tiny_model
 
 KEY = {"authorization": "Bearer sk-secret"}
@@ -40,7 +39,7 @@ class Edge:
     """The application behind its layers, without a network. statuses: of all answers, as metrics are told."""
 
     def __init__(self, llm: AsyncLLM, **settings: Any) -> None:
-        self.service = service = make_service(llm, **settings)
+        service = make_service(llm, **settings)
         self.app = create_app(service)
         self.lifecycle = Lifecycle(5.0)
         self.statuses: list[int] = []
@@ -57,7 +56,7 @@ class Edge:
 
 def test_every_route_needs_a_key_but_two(llm: AsyncLLM) -> None:
     edge = Edge(llm, api_keys=("sk-secret",))
-    paths = [route.path for route in [*edge.app.routes, *router(edge.service).routes] if isinstance(route, Route)]
+    paths = [route.path for route in edge.app.routes if isinstance(route, Route)]
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/metrics", "/health", "/ready"} <= set(paths)
     for path in [*paths, "/v1/embeddings", "/nowhere", "//v1/completions", "/V1/completions", "/v1/completions/"]:
         for method in METHODS:
@@ -181,3 +180,15 @@ def test_an_exception_is_one_json_line(tmp_path: Path) -> None:
     entry = json.loads(line)
     assert (entry["level"], entry["message"]) == ("ERROR", "failed")
     assert "KeyError: 'x'" in entry["exception"]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_50_mb_are_refused_and_the_client_is_told(llm: AsyncLLM, chunked: bool) -> None:
+    """On a connection: the answer arrives though the client goes on sending."""
+    with live_server(llm, max_body_bytes=100_000) as url, httpx.Client(base_url=url, timeout=60) as client:
+        pieces = (b"x" * 65536 for _ in range(800))
+        content = pieces if chunked else b"".join(pieces)
+        answer = client.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "request_too_large"
+        assert client.get("/health").status_code == 200
