@@ -6,12 +6,15 @@ import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fake_openai import FakeOpenAI, stream, whole
 from hotloop.bench.serving.answers import Answer
+from hotloop.bench.serving.connection import Address
+from hotloop.bench.serving.target import Target
 from hotloop.config import EngineConfig
 from hotloop.engine.loading import load_engine
 from hotloop.telemetry.prometheus import Metrics
@@ -150,7 +153,9 @@ def test_delivery_is_read_from_the_servers_metrics(scripts: SimpleNamespace) -> 
         metrics.delivered(0.0003)
     for seconds in (0.0045, 99.0):
         metrics.delivered(seconds)
-    counts = overhead.delivery_counts(metrics.render().decode())
+    scrape = overhead.Scrape.of(metrics.render().decode())
+    assert scrape.cpu_s > 0
+    counts = scrape.deliveries
     assert (counts[0.005], counts[float("inf")]) == (99, 100)
     assert overhead.quantile(counts, 0.5) == pytest.approx(0.00025 + 0.00025 * 50 / 98)
     assert overhead.quantile(counts, 0.99) == pytest.approx(0.005)
@@ -158,6 +163,9 @@ def test_delivery_is_read_from_the_servers_metrics(scripts: SimpleNamespace) -> 
 
 
 def test_the_scripts_do_not_hide_failed_requests(scripts: SimpleNamespace) -> None:
-    overhead: ModuleType = scripts.overhead
-    with pytest.raises(scripts.servers.ServerError, match="1 of 2 requests failed, the first: HTTP 500"):
-        overhead._complete([Answer(0.0, 1.0), Answer(0.0, 1.0, error="HTTP 500: x")])
+    bodies = iter([stream, lambda _: [whole({"error": "x"}, "500 Internal Server Error")]])
+    with FakeOpenAI(lambda body: next(bodies)(body)).in_thread() as url:
+        target = Target(Address.parse(url), "completions", "fake")
+        requests = [target.request("a", 1)] * 2
+        with pytest.raises(scripts.servers.ServerError, match="1 of 2 requests failed, the first: HTTP 500"):
+            scripts.overhead._served(target, requests, 1)
