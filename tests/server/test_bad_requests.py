@@ -133,6 +133,16 @@ def test_prompts_at_the_end_of_the_context(
         assert "2048" in error["message"]
 
 
+def test_a_prompt_is_truncated_only_where_that_is_asked_for(client: httpx.Client) -> None:  # known fault B126
+    body = {"prompt": ["x" * 3000 + "abc", [97] * 10], "truncate_prompt_tokens": 20, "max_tokens": 2, "echo": True}
+    answer = client.post(COMPLETIONS, json=body).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["x" * 17 + "abcde", "a" * 10 + "bc"]
+    assert answer["usage"]["prompt_tokens"] == 30
+    assert answer["usage"]["prompt_tokens_details"]["truncated_tokens"] == 2983
+    body["truncate_prompt_tokens"] = 0
+    check_refused(client.post(COMPLETIONS, json=body))
+
+
 def test_a_generation_without_max_tokens_ends_with_the_context(client: httpx.Client) -> None:  # known fault B43
     body = {"messages": MESSAGES, "ignore_eos": True}
     answer = client.post(CHAT, json=body).json()

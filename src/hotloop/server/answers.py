@@ -17,7 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hotloop.engine.inputs import Ask, Prompt
+from hotloop.engine.inputs import Ask, InputProcessor, Prompt
 from hotloop.errors import EngineDeadError, HotloopError, InvalidRequestError
 from hotloop.request import RequestOutput
 from hotloop.sampling_params import MAX_CHOICES
@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LONG_BODY = 4000  # bytes: longer ones are read and tokenized off the event loop
+_MAX_CHARS = 1_000_000
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -109,14 +110,11 @@ def _understand(
         max_tokens_limit=settings.max_tokens_limit,
     )  # fmt: skip
     check_model(service, body.model)
-    prompts: Sequence[Prompt] = body.prompts
-    if body.messages is not None:
-        prompts = [{"prompt_token_ids": service.llm.inputs.chat_token_ids(body.messages)}]
     most = max(settings.max_queued_requests, MAX_CHOICES)
-    if len(prompts) * body.params.n > most:
-        raise InvalidRequestError(
-            f"{len(prompts)} prompts with n = {body.params.n} are {len(prompts) * body.params.n} choices; {most} at most"
-        )
+    num_choices = max(1, len(body.prompts)) * body.params.n
+    if num_choices > most:
+        raise InvalidRequestError(f"prompts times n are {num_choices} choices; {most} at most")
+    prompts, num_truncated = _prompts(service.llm.inputs, body)
     asks = [
         service.llm.inputs.ask(
             prompt, body.params, request_id=f"{id}-{i}", arrival_s=arrival_s, priority=body.priority,
@@ -132,7 +130,26 @@ def _understand(
     if settings.log_prompts:
         log["prompts"] = [service.llm.tokenizer.decode(ask.requests[0].prompt_token_ids, skip_special=False) for ask in asks]
     cap = max(ask.requests[0].max_tokens for ask in asks)
-    return Job(Head(id, int(time.time()), service.model_name, service.fingerprint, cap), body, asks, key, log)
+    head = Head(id, int(time.time()), service.model_name, service.fingerprint, cap, num_truncated)
+    return Job(head, body, asks, key, log)
+
+
+def _prompts(inputs: InputProcessor, body: Body) -> tuple[Sequence[Prompt], int | None]:
+    """What to complete, and how many tokens the request had cut off, if it wants that."""
+    if body.messages is not None:
+        return [{"prompt_token_ids": inputs.chat_token_ids(body.messages)}], None
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return body.prompts, None
+    whole = [encode(inputs, prompt) if isinstance(prompt, str) else prompt for prompt in body.prompts]
+    return [ids[-most:] for ids in whole], sum(max(0, len(ids) - most) for ids in whole)
+
+
+def encode(inputs: InputProcessor, text: str, *, add_special: bool = True) -> list[int]:
+    """Token ids of a text that may be longer than the context, though not by any amount. Raises: InvalidRequestError."""
+    if len(text) > _MAX_CHARS:
+        raise InvalidRequestError(f"the text has {len(text)} characters; {_MAX_CHARS} at most")
+    return inputs.tokenizer.encode(text, add_special=add_special)
 
 
 def check_model(service: Service, model: str | None) -> None:

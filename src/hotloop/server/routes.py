@@ -12,13 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hotloop.errors import InvalidRequestError
-from hotloop.server.answers import answer, check_model, decode_json, off_loop, read_json_body
+from hotloop.server.answers import answer, check_model, decode_json, encode, off_loop, read_json_body
 from hotloop.server.event_stream import while_connected
 from hotloop.server.fields import CHAT, COMPLETIONS
 from hotloop.server.openapi import own_version
 from hotloop.server.service import Service
-
-_MAX_TOKENIZED_CHARS = 1_000_000
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
@@ -111,9 +109,7 @@ def _tokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:
         text, add_special = given["prompt"], given.get("add_special_tokens", True)
         if not isinstance(text, str) or not isinstance(add_special, bool):
             raise InvalidRequestError("prompt must be a text and add_special_tokens true or false")
-        if len(text) > _MAX_TOKENIZED_CHARS:
-            raise InvalidRequestError(f"prompt has {len(text)} characters; {_MAX_TOKENIZED_CHARS} at most")
-        ids = inputs.tokenizer.encode(text, add_special=add_special)
+        ids = encode(inputs, text, add_special=add_special)
     strings = None
     if given.get("return_token_strs"):
         strings = [inputs.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids]
