@@ -119,14 +119,19 @@ def test_servers_are_started_awaited_and_ended(scripts: SimpleNamespace) -> None
         pass
 
 
-def test_the_bare_engine_accounts_for_its_steps(scripts: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_bare_engine_tells_when_each_token_came(scripts: SimpleNamespace, tmp_path: Path) -> None:
     engine = load_engine(write_tiny_model(tmp_path / "tiny.gguf", "llama"), {"threads": 1, "isa": "scalar"})
-    results = scripts.overhead.bare_timings(engine, ["one", "two words", "x"], 5)
-    assert [t["drawn_tokens"] for t in results] == [5, 5, 5]
-    figures = scripts.overhead.step_figures(results)
+    events_s = scripts.overhead.bare_events_s(engine, ["one", "two words", "x"], 5)
+    assert [len(moments_s) for moments_s in events_s] == [5, 5, 5]
+    assert all(moments_s == sorted(moments_s) for moments_s in events_s)
+
+
+def test_only_steps_in_which_all_decode_count(scripts: SimpleNamespace) -> None:
+    early = [0.0, 9.0, 10.0, 11.0, 13.0, 14.0]  # decodes beside the other's prefill until 10
+    late = [10.0, 11.0, 14.0, 15.0, 16.0]  # its token of 13 had no text; decodes alone from 14
+    figures = scripts.overhead.step_figures([early, late])
     assert set(figures) == set(SCHEMA["serving_overhead"]["steps"])
-    assert 0 < figures["forward_s"] < figures["step_s"]
-    assert figures["step_s"] == pytest.approx(sum(t["decode_s"] / 4 for t in results) / 3)
+    assert figures == {"step_s_mean": 4.0 / 3, "step_s_median": 1.0}
 
 
 def test_errors_of_an_account(scripts: SimpleNamespace) -> None:
