@@ -1,6 +1,9 @@
 """Streams: the shapes of chunks, the same content as whole answers, and how they end."""
 
 import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
 from typing import Any
 
 import httpx
@@ -57,6 +60,21 @@ def test_every_chunk_says_whose_it_is(
         assert text_of(events, index) == ("Hello 😀!" if path == CHAT else ("defg", "defg", "z{|}", "z{|}")[index])
     assert sum("timings" in event for event in events) == (1 if path == CHAT else 2)
     assert events[-1]["timings"]["drawn_tokens"] == events[-1]["timings"]["predicted_n"]
+
+
+def test_timings_have_the_fields_of_the_schema(client: httpx.Client) -> None:
+    schema = tomllib.loads((files("hotloop.telemetry") / "schema.toml").read_text())
+    for timings in (
+        whole(client, COMPLETIONS, {"prompt": "abc", "max_tokens": 30})["timings"],
+        stream(client, CHAT, HELLO)[-1]["timings"],
+    ):
+        assert timings.keys() == schema["timings"].keys() | schema["timings_llama_server"].keys()
+        n = timings["drawn_tokens"]
+        assert timings["e2e_s"] == pytest.approx(timings["ttft_s"] + timings["tpot_s"] * (n - 1), abs=1e-3)
+        assert timings["predicted_n"] == n
+        assert timings["predicted_ms"] == pytest.approx(timings["predicted_per_token_ms"] * (n - 1))
+        assert timings["prompt_ms"] == pytest.approx(1e3 * (timings["ttft_s"] - timings["queued_s"]))
+        assert timings["prompt_n"] + timings["cache_n"] in (3, 21)
 
 
 def test_a_request_without_a_seed_is_told_one_that_replays_it(client: httpx.Client) -> None:
@@ -225,8 +243,6 @@ def test_a_failure_of_the_engine_is_an_error_event(
 
 
 def test_whole_answers_and_streams_together(client: httpx.Client) -> None:  # known fault B136
-    from concurrent.futures import ThreadPoolExecutor
-
     def ask(i: int) -> str:
         body = {"prompt": "abc"[: 1 + i % 3], "max_tokens": 20}
         if i % 2:

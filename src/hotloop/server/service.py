@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hotloop.engine.async_llm import AsyncLLM
 from hotloop.engine.generation import StreamChunk
 from hotloop.engine.inputs import Ask
-from hotloop.errors import DeadlineError, OverloadedError
+from hotloop.errors import DeadlineError, HotloopError, OverloadedError
 from hotloop.server.admission import Admission
 from hotloop.server.bodies import Body
 from hotloop.server.logs import note_output
@@ -44,6 +44,11 @@ class Service:
     @property
     def model_name(self) -> str:
         return self.settings.model_names[0]
+
+    def warm_up(self) -> None:
+        """What the first chat would wait for: the chat template's imports and its compilation."""
+        with suppress(HotloopError):  # a template that cannot be used is told to those who use it
+            self.llm.inputs.chat_token_ids([{"role": "user", "content": "hi"}])
 
     async def run(
         self, asks: Sequence[Ask], body: Body, key: str, log: dict[str, Any]

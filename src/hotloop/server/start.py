@@ -57,6 +57,7 @@ def run_server(model: str | Path, engine_options: Mapping[str, Any], settings: S
             lifecycle = Lifecycle(settings.drain_timeout_s)
             health = Health(client, lambda: llm.failure, lifecycle, watchdog_s=settings.watchdog_s)
             service = Service(llm, settings, admission, metrics, health, system_fingerprint(llm.path, config))
+            service.warm_up()
             app = guarded(create_app(service), settings, lifecycle, metrics.responded)
 
             def tell_ready() -> None:
