@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,21 @@ class FakeOpenAI:
         server = await asyncio.start_server(self.handle, "127.0.0.1", 0)
         async with server:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    @contextmanager
+    def in_thread(self) -> Iterator[str]:
+        """Its URL, served by an event loop in a thread of its own."""
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        running = self.running()
+        try:
+            yield asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result()
+            asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result()
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
 
 
 def whole(value: object, status: str = "200 OK") -> bytes:

@@ -22,6 +22,8 @@ WORDS = [
     "ocean", "planet", "question", "reason", "season", "theory", "village",
 ]  # fmt: skip
 
+_TOO_MANY = 200  # failures: no need to go on
+
 
 class WrongAnswerError(Exception):
     """An answer is not what it must be."""
@@ -45,9 +47,9 @@ class MixedLoad:
         self.failures[what] += 1
 
     async def client(self, until_s: float) -> None:
-        """Requests one after the other."""
+        """Requests one after the other, unless most of what it sees goes wrong."""
         kinds = [kind for kind, weight in KINDS.items() for _ in range(weight)]
-        while time.monotonic() < until_s:
+        while time.monotonic() < until_s and self.failures.total() < _TOO_MANY:
             kind = self.rng.choice(kinds)
             try:
                 await asyncio.wait_for(KIND_RUNS[kind](self), timeout=300)

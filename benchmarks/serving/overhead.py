@@ -4,40 +4,43 @@ python benchmarks/serving/overhead.py MODEL [--streams 16] [--prompt-tokens 32] 
     [--requests 200] [--threads N] [--serve-args=...]
 
 Steps: the same crowd of greedy requests, all at once, decoded by an engine in this process that nobody reads text from, and
-through `hotloop serve` with the client on the same machine, in turn; both times are the engine's own account (timings, the
-mean over the requests). Delivery: from the step that drew a token to its bytes being written, from /metrics. Account: of
-each of --requests mixed requests, how far E2E = TTFT + TPOT (n - 1) and the sum of the parts are off, and the client's E2E
-against the server's. The last line is one JSON object (fields: schema.toml, serving_overhead). Run it on a quiet machine.
+through `hotloop serve` as its client on the same machine sees them, in turn; only steps in which all decode count.
+Delivery: from the step that drew a token to its bytes being written, from /metrics. Account: of each of --requests mixed
+requests, how far E2E = TTFT + TPOT (n - 1) and the sum of the parts are off, and the client's E2E against the server's. The
+last line is one JSON object (fields: schema.toml, serving_overhead). Run it on a quiet machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
 import sys
+import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
+import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 from servers import ServerError, hotloop, running
 
 from hotloop import SamplingParams
 from hotloop.bench.serving.answers import Answer
 from hotloop.bench.serving.connection import Address
-from hotloop.bench.serving.load import run_closed
+from hotloop.bench.serving.load import Run, run_closed
 from hotloop.bench.serving.prompts import Lengths, random_words
 from hotloop.bench.serving.target import Target, find_target
 from hotloop.engine.loading import PREFILL_TOKENS_BESIDE_DECODES, LoadedEngine, load_engine
 from hotloop.machine import default_num_threads
+from hotloop.request import RequestId
 from hotloop.telemetry.ceilings import measure_read_bandwidth
-from hotloop.telemetry.timings import timings
 from hotloop.weights.resolve import resolve
 
 _PROMPTS = Lengths(16, 256)
@@ -45,32 +48,30 @@ _OUTPUTS = Lengths(8, 64)
 _PARTS = (
     "queued_s", "own_prefill_s", "own_decode_s", "others_prefill_s", "preempted_s", "engine_overhead_s", "recovery_s"
 )  # fmt: skip
-_DELIVERY = "hotloop:token_delivery_seconds"
 
 
-def bare_timings(engine: LoadedEngine, prompts: Sequence[str], max_tokens: int) -> list[dict[str, float | int]]:
-    """The timings of greedy requests that run together, stepped by this thread."""
+def bare_events_s(engine: LoadedEngine, prompts: Sequence[str], max_tokens: int) -> list[list[float]]:
+    """When each token of each of these greedy requests came out of the engine, stepped by this thread."""
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     requests = [request for prompt in prompts for request in engine.inputs.ask(prompt, params).requests]
+    events_s: dict[RequestId, list[float]] = {request.request_id: [] for request in requests}
     engine.client.add(requests)
-    drawn = dict.fromkeys((request.request_id for request in requests), 0)
-    results: list[dict[str, float | int]] = []
-    while len(results) < len(requests):
-        for delta in engine.client.poll():
-            drawn[delta.request_id] += len(delta.token_ids)
-            if delta.finish_reason is not None:
-                assert delta.timeline is not None
-                results.append(timings(delta.timeline, drawn[delta.request_id], 0, 0.0))
-    return results
+    while any(len(moments_s) < max_tokens for moments_s in events_s.values()):
+        deltas = engine.client.poll()
+        now_s = time.perf_counter()
+        for delta in deltas:
+            events_s[delta.request_id].append(now_s)
+    return list(events_s.values())
 
 
-def step_figures(all_timings: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Per decode step of a request, the mean over the requests: its time, and of it what was not its forward pass."""
-    steps = [t["drawn_tokens"] - 1 for t in all_timings]
-    return {
-        "step_s": statistics.mean(t["tpot_s"] for t in all_timings),
-        "overhead_s": statistics.mean(t["engine_overhead_s"] / n for t, n in zip(all_timings, steps, strict=True)),
-    }
+def step_figures(events_s: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Of the steps in which all requests decode, and nothing is prefilled: seconds between two."""
+    begin_s = max(moments_s[0] for moments_s in events_s)
+    end_s = min(moments_s[-1] for moments_s in events_s)
+    inside = [[moment_s for moment_s in moments_s if begin_s <= moment_s <= end_s] for moments_s in events_s]
+    num_steps = max(map(len, inside)) - 1  # a token without text is no event: some have fewer
+    gaps_s = [after - before for moments_s in inside for before, after in pairwise(moments_s)]
+    return {"step_s_mean": (end_s - begin_s) / num_steps, "step_s_median": statistics.median(gaps_s)}
 
 
 def account_errors(answers: Sequence[Answer]) -> dict[str, float]:
@@ -92,14 +93,20 @@ def account_errors(answers: Sequence[Answer]) -> dict[str, float]:
     }
 
 
-def delivery_counts(metrics: str) -> dict[float, float]:
-    """Upper bound in seconds -> deliveries that took at most so long."""
-    return {
-        float(sample.labels["le"]): sample.value
-        for family in text_string_to_metric_families(metrics)
-        for sample in family.samples
-        if sample.name == f"{_DELIVERY}_bucket"
-    }
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """deliveries: upper bound in seconds -> deliveries that took at most so long. cpu_s: of the server's process."""
+
+    deliveries: dict[float, float]
+    cpu_s: float
+
+    @classmethod
+    def of(cls, metrics: str) -> Scrape:
+        samples = [sample for family in text_string_to_metric_families(metrics) for sample in family.samples]
+        return cls(
+            {float(s.labels["le"]): s.value for s in samples if s.name == "hotloop:token_delivery_seconds_bucket"},
+            sum(s.value for s in samples if s.name == "process_cpu_seconds_total"),
+        )
 
 
 def quantile(counts: Mapping[float, float], share: float) -> float:
@@ -113,60 +120,59 @@ def quantile(counts: Mapping[float, float], share: float) -> float:
     return low_s
 
 
-def _metrics(url: str) -> str:
+def _scrape(url: str) -> Scrape:
     with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
-        return str(response.read().decode())
+        return Scrape.of(response.read().decode())
 
 
-async def _crowd(target: Target, prompts: Sequence[str], max_tokens: int) -> list[Answer]:
-    """All at once."""
-    run = await run_closed(target, [target.request(prompt, max_tokens) for prompt in prompts], len(prompts))
-    return _complete(run.answers)
-
-
-async def _mixed(target: Target, number: int, concurrency: int, rng: Random) -> list[Answer]:
-    requests = [target.random_request(_PROMPTS.draw(rng), _OUTPUTS.draw(rng), rng) for _ in range(number)]
-    return _complete((await run_closed(target, requests, concurrency)).answers)
-
-
-def _complete(answers: Sequence[Answer]) -> list[Answer]:
-    if errors := [answer.error for answer in answers if answer.error is not None]:
-        raise ServerError(f"{len(errors)} of {len(answers)} requests failed, the first: {errors[0]}")
-    return list(answers)
+def _served(target: Target, requests: Sequence[bytes], concurrency: int) -> Run:
+    """Raises ServerError unless all is answered."""
+    run = uvloop.run(run_closed(target, requests, concurrency))
+    if errors := [answer.error for answer in run.answers if answer.error is not None]:
+        raise ServerError(f"{len(errors)} of {len(run.answers)} requests failed, the first: {errors[0]}")
+    return run
 
 
 def measure(engine: LoadedEngine, url: str, args: argparse.Namespace) -> dict[str, Any]:
     """The measured part of the JSON object."""
     rng = Random()
-    target = asyncio.run(find_target(Address.parse(url), "completions", None, None, 600.0, {}, rng))
+    target = uvloop.run(find_target(Address.parse(url), "completions", None, None, 600.0, {}, rng))
 
     def prompts() -> list[str]:
         return [random_words(target.token_count.words(args.prompt_tokens), rng) for _ in range(args.streams)]
 
-    bare_timings(engine, prompts(), 16)
-    asyncio.run(_crowd(target, prompts(), 16))
-    before = delivery_counts(_metrics(url))
+    def crowd(max_tokens: int) -> Run:
+        return _served(target, [target.request(prompt, max_tokens) for prompt in prompts()], args.streams)
+
+    bare_events_s(engine, prompts(), 16)
+    crowd(16)
+    before = _scrape(url)
     rounds = []
+    client_cpu_s = 0.0
     for _ in range(args.rounds):
-        bare = step_figures(bare_timings(engine, prompts(), args.output_tokens))
-        answers = asyncio.run(_crowd(target, prompts(), args.output_tokens))
-        served = step_figures([answer.timings or {} for answer in answers])
+        bare = step_figures(bare_events_s(engine, prompts(), args.output_tokens))
+        run = crowd(args.output_tokens)
+        client_cpu_s += run.cpu_s
+        served = step_figures([answer.events_s for answer in run.answers])
         rounds.append({"bare": bare, "served": served})
         print(
-            f"step: bare {bare['step_s'] * 1e3:.2f} ms (overhead {bare['overhead_s'] * 1e3:.2f}), served "
-            f"{served['step_s'] * 1e3:.2f} ms ({served['overhead_s'] * 1e3:.2f}): {served['step_s'] / bare['step_s']:.3f}",
+            f"step, mean (median): bare {bare['step_s_mean'] * 1e3:.2f} ms ({bare['step_s_median'] * 1e3:.2f}), served "
+            f"{served['step_s_mean'] * 1e3:.2f} ms ({served['step_s_median'] * 1e3:.2f})",
             flush=True,
         )
-    after = delivery_counts(_metrics(url))
-    counts = {bound: after[bound] - before[bound] for bound in after}
-    mixed = asyncio.run(_mixed(target, args.requests, args.streams, rng))
+    after = _scrape(url)
+    counts = {bound: count - before.deliveries[bound] for bound, count in after.deliveries.items()}
+    num_tokens = args.rounds * args.streams * args.output_tokens
+    mixed = [target.random_request(_PROMPTS.draw(rng), _OUTPUTS.draw(rng), rng) for _ in range(args.requests)]
     return {
-        "step_ratio": statistics.median(r["served"]["step_s"] / r["bare"]["step_s"] for r in rounds),
+        "step_ratio": statistics.median(r["served"]["step_s_mean"] / r["bare"]["step_s_mean"] for r in rounds),
         "rounds": rounds,
         "delivery_p50_s": quantile(counts, 0.5),
         "delivery_p99_s": quantile(counts, 0.99),
         "delivery_within_5_ms": counts[0.005] / counts[float("inf")],
-        **account_errors(mixed),
+        "server_cpu_s_per_token": (after.cpu_s - before.cpu_s) / num_tokens,
+        "client_cpu_s_per_token": client_cpu_s / num_tokens,
+        **account_errors(_served(target, mixed, args.streams).answers),
     }
 
 
@@ -195,7 +201,9 @@ def main() -> None:
     except ServerError as error:
         sys.exit(f"overhead.py: {error}")
     print(
-        f"steps {measured['step_ratio'] - 1:+.1%}; delivery p99 {measured['delivery_p99_s'] * 1e3:.2f} ms; account off by "
+        f"steps {measured['step_ratio'] - 1:+.1%}; processor time per token: server "
+        f"{measured['server_cpu_s_per_token'] * 1e6:.0f} us, client {measured['client_cpu_s_per_token'] * 1e6:.0f} us; "
+        f"delivery p99 {measured['delivery_p99_s'] * 1e3:.2f} ms; account off by "
         f"{measured['identity_error_s_max'] * 1e3:.3f} ms at most; stopwatch within 5 % on "
         f"{measured['stopwatch_within_5_percent']:.1%} of {args.requests} requests"
     )

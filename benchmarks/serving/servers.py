@@ -21,7 +21,7 @@ _STOP_S = 30.0
 
 
 class ServerError(Exception):
-    """A server that did not come up; the message has the end of what it said."""
+    """A server that did not come up, or did not answer; the message has the end of what it said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,12 @@ def running(command: Command) -> Iterator[str]:
         process = subprocess.Popen(arguments, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             if not _wait_until_ready(process, url + command.ready_path):
-                log.seek(0)
-                said = log.read().decode(errors="replace").strip()
-                raise ServerError(f"{' '.join(command.arguments[:4])} ... is not ready: {said[-600:]}")
+                raise ServerError("the server is not ready")
             yield url
+        except ServerError as error:
+            log.seek(0)
+            said = log.read().decode(errors="replace").strip()
+            raise ServerError(f"{' '.join(command.arguments[:4])} ...: {error}; it said: {said[-600:]}") from None
         finally:
             process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):

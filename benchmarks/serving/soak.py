@@ -26,12 +26,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from exchange import Exchange, get
-from mixed_load import MixedLoad
+from mixed_load import MixedLoad, WrongAnswerError
 from prometheus_client.parser import text_string_to_metric_families
 
 GAUGES = ("hotloop:num_requests_running", "hotloop:num_requests_waiting", "hotloop:kv_cache_usage_perc")
 MOST_GROWTH = 0.03
 SAMPLE_S = 5.0
+POOL_BYTES = 256 << 20  # blocks are used one after the other: all of them by the end of the warm-up
 
 
 class Sample(NamedTuple):
@@ -125,7 +126,10 @@ async def run(soak: Soak, minutes: float, clients: int) -> None:
     watching = asyncio.create_task(soak.watch())
     await asyncio.gather(*(soak.load.client(until_s) for _ in range(clients)))
     watching.cancel()
-    await soak.settle()
+    try:
+        await soak.settle()
+    except (OSError, EOFError, WrongAnswerError) as error:
+        soak.load.fail(f"the end: {type(error).__name__} {error}")
 
 
 def growth(resident: Sequence[tuple[float, float]], warmup_minutes: float, minutes: float) -> float:
@@ -185,7 +189,7 @@ def main() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "hotloop.cli.main", "serve", args.model, "--port", str(port)]
-    command += ["--served-model-name", "m", *args.serve_options]
+    command += ["--served-model-name", "m", "--kv-cache-memory-bytes", str(POOL_BYTES), *args.serve_options]
     with open(args.log, "wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             asyncio.run(ready(port, process))

@@ -24,6 +24,10 @@ class InvalidRequestError(HotloopError, ValueError):
     """A request (prompt, messages or sampling parameters) cannot be served as written."""
 
 
+class ContextLengthError(InvalidRequestError):
+    """A prompt, or a prompt and max_tokens, longer than the context."""
+
+
 class OverloadedError(HotloopError):
     """The queue is full. retry_after_s: when there should be room again."""
 
@@ -38,6 +42,10 @@ class DeadlineError(HotloopError):
 
 class EngineDeadError(HotloopError):
     """The engine's process ended and this request could not go on in a new one."""
+
+
+class ShutdownError(HotloopError):
+    """The server ends before the request could."""
 
 
 class CapacityError(HotloopError):

@@ -94,15 +94,20 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        for names, check in ((_NUMBERS, _check_number), (_INTEGERS, _check_int)):
-            for name in names:
-                if getattr(self, name) is not None or name not in _OPTIONAL:
-                    check(name, getattr(self, name))
+        for name in _NUMBERS:
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                object.__setattr__(self, name, _checked_number(name, getattr(self, name)))
+        for name in _INTEGERS:
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                _check_int(name, value)
+                _check(-(2**63) <= value < 2**64, name, value, "a 64-bit integer")
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             _check(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
-        for name in ("stop", "stop_token_ids"):
+        for name, no_list in (("stop", Mapping), ("stop_token_ids", Mapping | str)):
             value = getattr(self, name)
-            _check(value is None or isinstance(value, Collection), name, value, "a list")
+            is_list = isinstance(value, Collection) and not isinstance(value, no_list)
+            _check(value is None or is_list, name, value, "a list")
         self._check_ranges()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}")
@@ -141,7 +146,6 @@ class SamplingParams:
         _check(penalty is None or penalty > 0, "repetition_penalty", penalty, "above 0; 1 is off")
         length = self.dry_allowed_length
         _check(length >= 1, "dry_allowed_length", length, "1 or more")
-        _check(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", self.seed, "a 64-bit integer")
         _check(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
         last = self.truncate_prompt_tokens
@@ -203,10 +207,9 @@ def _checked_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
         token_id = int(key) if isinstance(key, str) and _DECIMAL.fullmatch(key) else key
         _check_int("a token id of logit_bias", token_id)
         _check(token_id not in checked, "a token id of logit_bias", key, "given only once")
-        _check_number(f"logit_bias of token {token_id}", value)
+        checked[token_id] = _checked_number(f"logit_bias of token {token_id}", value)
         allowed = f"in [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]"
         _check(abs(value) <= MAX_LOGIT_BIAS, f"logit_bias of token {token_id}", value, allowed)
-        checked[token_id] = float(value)
     return checked
 
 
@@ -229,9 +232,10 @@ def _check(holds: bool, name: str, value: object, allowed: str) -> None:
         raise InvalidRequestError(f"{name} is {value!r}; it must be {allowed}")
 
 
-def _check_number(name: str, value: object) -> None:
+def _checked_number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise InvalidRequestError(f"{name} is {value!r}; it must be a finite number")
+    return float(value)
 
 
 def _check_int(name: str, value: object) -> None:

@@ -12,7 +12,7 @@ from hotloop.engine import worker
 from hotloop.engine.model_runner import ModelRunner
 from hotloop.ops.batch import ForwardBatch
 
-KILLS_AT_ONCE, KILLS_LATER, STALLS_LATER = 299, 298, 297
+KILLS_AT_ONCE, KILLS_LATER, TALKS_NONSENSE = 299, 298, 297
 LATER = 30  # the position at which it happens
 
 _forward = ModelRunner.forward
@@ -27,11 +27,10 @@ def forward(self: ModelRunner, batch: ForwardBatch) -> Any:
         if batch.positions[begin] == 0:
             _first_tokens[block] = int(batch.token_ids[begin])
         fault = _first_tokens.get(block)
-        is_later = batch.positions[last] >= LATER
-        if fault == KILLS_AT_ONCE or (fault == KILLS_LATER and is_later):
+        if fault == KILLS_AT_ONCE or (fault == KILLS_LATER and batch.positions[last] >= LATER):
             os.kill(os.getpid(), signal.SIGKILL)
-        if fault == STALLS_LATER and is_later:
-            time.sleep(1000)
+        if fault == TALKS_NONSENSE:
+            worker.encode = lambda message: b"\xc1"
     return _forward(self, batch)
 
 

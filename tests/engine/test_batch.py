@@ -14,6 +14,7 @@ import pytest
 import hotloop
 from engine.engines import assert_idle
 from hotloop import LLM, SamplingParams
+from hotloop.engine.fingerprint import system_fingerprint
 from hotloop.server.batch_file import BatchOutput
 from hotloop.server.batch_run import BatchCounts, run_batch
 
@@ -55,6 +56,7 @@ def test_answers_are_those_of_generate(llm: LLM, tmp_path: Path) -> None:
         assert body["usage"]["prompt_tokens"] == len(expected.prompt_token_ids)
         assert body["usage"]["completion_tokens"] == len(expected.outputs[0].token_ids)
         assert (body["object"], body["model"], body["seed"]) == ("text_completion", "m", 1)
+        assert body["system_fingerprint"] == system_fingerprint(llm.path, llm.config)
     chat = answers["chat"]["response"]["body"]
     (expected,) = llm.chat([{"role": "user", "content": "hi"}], SamplingParams(temperature=0, max_tokens=8, logprobs=2))
     message = chat["choices"][0]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from engine.faulty_worker import KILLS_AT_ONCE, KILLS_LATER, STALLS_LATER
+from engine.faulty_worker import KILLS_AT_ONCE, KILLS_LATER, TALKS_NONSENSE
 from engine.jobs import Job, params_of
 from engine.processes import Answer, bits, engine_process, requests_of, run, undisturbed
 from hotloop import AsyncLLM, SamplingParams
@@ -35,7 +35,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=
 def mixed_jobs(num: int = 12, max_tokens: int = 40) -> list[Job]:
     """Every kind of sampling; every third with several choices."""
     return [
-        ([1, *random_tokens(i, 5 + 3 * i)], replace(params_of(i, max_tokens), n=3 if i % 3 == 1 else 1)) for i in range(num)
+        ([1, *random_tokens(i, 5 + 3 * i)], replace(params_of(i, max_tokens), n=3 if i % 3 == 1 else 1))
+        for i in range(num)
     ]
 
 
@@ -51,7 +52,7 @@ def kill(client: SupervisedClient, number: int = signal.SIGKILL) -> None:
     os.kill(client.pid, number)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_kills_change_no_bit(model: Path, seed: int) -> None:
     jobs = mixed_jobs()
     expected = undisturbed(model, jobs)
@@ -81,7 +82,7 @@ def test_kills_change_no_bit(model: Path, seed: int) -> None:
 
 
 def test_a_stalled_engine_is_replaced(model: Path) -> None:
-    """Stopped from outside, and by a request in the middle of a step; a stall is no end of a process that one could see."""
+    """A stopped process is no end that the kernel tells of."""
     jobs = mixed_jobs(4)
     expected = undisturbed(model, jobs)
     is_stopped = False
@@ -95,13 +96,9 @@ def test_a_stalled_engine_is_replaced(model: Path) -> None:
     with engine_process(model, watchdog_s=0.5) as (client, inputs):
         assert bits(run(client, requests_of(inputs, jobs), meanwhile)) == expected
         assert client.num_restarts == 1
-        rigged = requests_of(inputs, [*jobs, ([STALLS_LATER, 5, 6], GREEDY)])
-        *others, (culprit,) = run(client, rigged)
-        assert bits(others) == expected
-        assert culprit.error_kind == "engine_dead"
 
 
-@pytest.mark.parametrize("fault", [KILLS_AT_ONCE, KILLS_LATER])
+@pytest.mark.parametrize("fault", [KILLS_AT_ONCE, KILLS_LATER, TALKS_NONSENSE])
 def test_a_request_that_kills_the_engine_fails_alone(model: Path, fault: int) -> None:
     jobs = mixed_jobs(6)
     expected = undisturbed(model, jobs)
@@ -228,6 +225,45 @@ def test_an_engine_that_does_not_start_again(model: Path, tmp_path: Path, monkey
         while client.state != "ready":
             client.poll(timeout_s=0.1)
         assert bits(run(client, requests_of(inputs, jobs))) == undisturbed(model, jobs)
+
+
+def test_requests_are_told_when_no_start_succeeds(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_RETRY_DELAYS_S", (0.01, 0.01))
+
+    def meanwhile(num_tokens: int, answers: dict[RequestId, Answer]) -> None:
+        if num_tokens > 20 and client.num_restarts == 0:
+            monkeypatch.setattr(client, "_module", "hotloop.no_such_module")
+            kill(client)
+
+    with engine_process(model) as (client, inputs):
+        start_s = time.monotonic()
+        got = run(client, requests_of(inputs, mixed_jobs(2)), meanwhile)
+        assert {answer.error_kind for choices in got for answer in choices} == {"engine_dead"}
+        assert client.state == "failed"
+        assert time.monotonic() - start_s < 20  # not with the next try
+
+
+def test_a_process_that_can_not_be_made_is_tried_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_RETRY_DELAYS_S", (0.01, 0.01))
+    jobs = mixed_jobs(2)
+    refusals = ["fork", "fork"]
+    popen = subprocess.Popen
+
+    def meanwhile(num_tokens: int, answers: dict[RequestId, Answer]) -> None:
+        if num_tokens > 20 and client.num_restarts == 0 and client.state == "ready":
+            kill(client)
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        if client.num_restarts and refusals:
+            raise OSError(12, refusals.pop())
+        return popen(*args, **options)
+
+    with engine_process(model) as (client, inputs):
+        files = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr("subprocess.Popen", refuse)
+        assert bits(run(client, requests_of(inputs, jobs), meanwhile)) == undisturbed(model, jobs)
+        assert not refusals
+        assert len(os.listdir("/proc/self/fd")) == files
 
 
 def test_a_start_that_hangs_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +394,9 @@ def test_restarts_leave_nothing_behind(model: Path, tmp_path: Path, monkeypatch:
 
 def test_async_llm_over_an_engine_that_dies(model: Path) -> None:
     """The whole way: text, choices, stop strings, logprobs, and streams that only see a pause."""
-    jobs = [(prompt, replace(params, stop=["e"] if i % 2 else None)) for i, (prompt, params) in enumerate(mixed_jobs(6))]
+    jobs = [
+        (prompt, replace(params, stop=["e"] if i % 2 else None)) for i, (prompt, params) in enumerate(mixed_jobs(6))
+    ]
 
     async def answers(llm: AsyncLLM, client: SupervisedClient | None) -> list[Any]:
         async def answer(prompt: list[int], params: SamplingParams) -> Any:

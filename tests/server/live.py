@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -12,20 +12,14 @@ import uvloop
 
 from hotloop import AsyncLLM
 from hotloop.engine.fingerprint import system_fingerprint
+from hotloop.server.admission import Admission
 from hotloop.server.app import create_app
+from hotloop.server.connection import Connection, Limits
+from hotloop.server.edge import guarded
+from hotloop.server.lifecycle import Lifecycle
 from hotloop.server.service import Service
 from hotloop.server.settings import ServeSettings
 from hotloop.telemetry.prometheus import Metrics
-
-
-class OpenDoor:
-    """Everybody may come in at once."""
-
-    @asynccontextmanager
-    async def enter(
-        self, key: str, num_requests: int, num_tokens: int, priority: int, deadline_s: float | None
-    ) -> AsyncIterator[None]:
-        yield
 
 
 class Healthy:
@@ -36,14 +30,16 @@ class Healthy:
         return 200, "ready"
 
 
-def make_service(llm: AsyncLLM, **settings: Any) -> Service:
-    info = llm.info
-    metrics = Metrics("tiny", llm.config, info.num_blocks, 1e9, num_open=lambda: llm.num_open)
-    llm._pump.client.observer = metrics
-    return Service(
-        llm, ServeSettings(**{"model_names": ("tiny",), **settings}), OpenDoor(), metrics, Healthy(),
-        system_fingerprint(llm.path, llm.config),
+def make_service(llm: AsyncLLM, *, capacity: int | None = None, **settings: Any) -> Service:
+    """capacity: of the engine's queue; None for what `hotloop serve` gives it."""
+    serve = ServeSettings(**{"model_names": ("tiny",), **settings})
+    info, client, most = llm.info, llm._pump.client, llm.config.max_num_seqs
+    admission = Admission(serve, capacity or most + max(1, most // 4))
+    client.observer = metrics = Metrics(
+        serve.model_names[0], llm.config, info.num_blocks, 1e9, num_open=lambda: llm._pump.num_open,
+        num_queued=lambda: admission.num_queued,
     )  # fmt: skip
+    return Service(llm, serve, admission, metrics, Healthy(), system_fingerprint(llm.path, llm.config))
 
 
 @contextmanager
@@ -55,8 +51,11 @@ def live_server(llm: AsyncLLM, **settings: Any) -> Iterator[str]:
 
 @contextmanager
 def serving(service: Service) -> Iterator[str]:
+    settings = service.settings
+    app = guarded(create_app(service), settings, Lifecycle(settings.drain_timeout_s), service.metrics.responded)
+    http = Connection.with_limits(Limits(write_timeout_s=settings.write_timeout_s))
     server = uvicorn.Server(
-        uvicorn.Config(create_app(service), port=0, log_level="warning", lifespan="off", http="httptools")
+        uvicorn.Config(app, port=0, http=http, log_level="warning", access_log=False, lifespan="off")
     )
     thread = threading.Thread(target=lambda: uvloop.run(server.serve()), daemon=True)
     thread.start()

@@ -22,6 +22,7 @@ from hotloop.errors import HotloopError
 COMMANDS = {
     "run": ("hotloop.cli.run", "Answer a question, or complete a text."),
     "chat": ("hotloop.cli.chat", "Chat with a model."),
+    "serve": ("hotloop.cli.serve", "Serve a model to OpenAI clients."),
     "batch": ("hotloop.cli.batch", "Answer a file of OpenAI batch requests."),
     "pull": ("hotloop.cli.pull", "Download a model, or check a local file."),
     "inspect": ("hotloop.cli.inspect_model", "Show what is in a model file and what it needs."),

@@ -19,7 +19,7 @@ from hotloop.engine.inputs import Ask, InputProcessor, Message, Prompt
 from hotloop.engine.loading import PREFILL_TOKENS_BESIDE_DECODES, ConnectedEngine, load_engine
 from hotloop.engine.resume import Resume
 from hotloop.errors import HotloopError, InvalidRequestError
-from hotloop.request import RequestId, RequestOutput, Timeline, TokenDelta
+from hotloop.request import ErrorKind, RequestId, RequestOutput, Timeline, TokenDelta
 from hotloop.sampling_params import SamplingParams
 from hotloop.telemetry.timings import timings
 from hotloop.text.tokenizer import Tokenizer
@@ -187,6 +187,15 @@ class AsyncLLM:
         finally:
             await stream.aclose()
 
+    @property
+    def failure(self) -> str | None:
+        """Why no request is served any more, if that is so."""
+        return self._pump.failure
+
+    def shut_down(self, message: str) -> None:
+        """Every request ends with a ShutdownError, and no new one starts; ``close`` comes next."""
+        self._pump.fail(message, "shutdown")
+
     def close(self) -> None:
         """End all requests and the thread. Harmless when repeated."""
         self._close()
@@ -298,7 +307,7 @@ class DeltaPump:
     def close(self) -> None:
         if self._is_forked:
             return
-        self._fail("the engine is closed")
+        self.fail("the engine is closed")
         self._is_closed = True
         self.client.close()
         if threading.current_thread() is not self._thread:
@@ -310,7 +319,7 @@ class DeltaPump:
                 self._deliver(self.client.poll(timeout_s=None))
         except Exception as error:
             _log.exception("the engine's thread ended")
-            self._fail(f"the engine failed: {type(error).__name__}: {error}")
+            self.fail(f"the engine failed: {type(error).__name__}: {error}")
 
     def _deliver(self, deltas: Sequence[TokenDelta]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, dict[DeltaStream, list[TokenDelta]]] = {}
@@ -328,12 +337,12 @@ class DeltaPump:
             except RuntimeError:  # the loop is closed: nobody reads these any more
                 self.close_requests([delta.request_id for part in parts.values() for delta in part])
 
-    def _fail(self, message: str) -> None:
+    def fail(self, message: str, kind: ErrorKind = "internal") -> None:
         """Every stream ends with an error, and no new one starts."""
         with self._lock:
             self._failure = self._failure or message
             open_ = list(self._streams)
-        self._deliver([TokenDelta(request_id, (), (), None, message) for request_id in open_])
+        self._deliver([TokenDelta(request_id, (), (), None, message, None, kind) for request_id in open_])
 
 
 def _put_all(parts: dict[DeltaStream, list[TokenDelta]]) -> None:

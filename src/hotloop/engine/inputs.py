@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from hotloop.engine.resume import Resume
-from hotloop.errors import InvalidRequestError
+from hotloop.errors import ContextLengthError, InvalidRequestError
 from hotloop.request import Request, RequestId
 from hotloop.sampling_params import MAX_CHOICES, SamplingParams
 from hotloop.text.chat_template import ChatTemplate, encode_chat
@@ -223,7 +223,7 @@ class InputProcessor:
         if isinstance(prompt, str):
             least = self.tokenizer.min_num_tokens(prompt)
             if least >= self.max_model_len and not truncates:
-                raise InvalidRequestError(
+                raise ContextLengthError(
                     f"the prompt has {len(prompt)} characters, at least {least} tokens, and the context length is "
                     f"{self.max_model_len}; shorten the prompt"
                 )

@@ -75,7 +75,11 @@ def input_processor(model: str | Path, path: Path, tokenizer: Tokenizer, info: E
         if getattr(entry.sampling, f.name) is not None
     }  # fmt: skip
     return InputProcessor(
-        tokenizer, info.max_model_len, max_request_tokens=info.max_request_tokens, recommended=recommended, name=path.name
+        tokenizer,
+        info.max_model_len,
+        max_request_tokens=info.max_request_tokens,
+        recommended=recommended,
+        name=path.name,
     )
 
 

@@ -12,10 +12,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from hotloop.config import EngineConfig
 from hotloop.engine.wire import COMMANDS, REPORTS, Command, Report, Start, decode_report, encode
+
+_log = logging.getLogger(__name__)
 
 _RECONNECT_MS = 20  # until the worker has made its sockets
 
@@ -29,17 +32,23 @@ class EngineProcess:
 
     def __init__(self, path: Path, config: EngineConfig, *, module: str) -> None:
         """module: the worker's, `hotloop.engine.worker` or a test's."""
-        self._folder = Path(tempfile.mkdtemp(prefix="hotloop-"))  # for this user only
-        self._context = zmq.Context()
-        self._commands: zmq.Socket[bytes] = self._connect(zmq.PUSH, COMMANDS)
-        self._reports: zmq.Socket[bytes] = self._connect(zmq.PULL, REPORTS)
-        self.send(Start(str(path), config, logging.getLogger("hotloop").getEffectiveLevel()))
-        # stdout is the client's, for what it was asked to say.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(self._folder)], stdin=subprocess.PIPE, stdout=2, start_new_session=True
-        )
-        self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
+        with contextlib.ExitStack() as resources:
+            self._folder = Path(tempfile.mkdtemp(prefix="hotloop-"))  # for this user only
+            resources.callback(self.forget_folder)
+            self._context = zmq.Context()
+            resources.callback(self._context.destroy, linger=0)
+            self._commands: zmq.Socket[bytes] = self._connect(zmq.PUSH, COMMANDS)
+            self._reports: zmq.Socket[bytes] = self._connect(zmq.PULL, REPORTS)
+            self.send(Start(str(path), config, logging.getLogger("hotloop").getEffectiveLevel()))
+            # stdout is the client's, for what it was asked to say.
+            command = [sys.executable, "-m", module, str(self._folder)]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, start_new_session=True)
+            assert self._process.stdin is not None
+            resources.callback(self._process.stdin.close)  # which would end it, too
+            self.pid = self._process.pid
+            self._pidfd = os.pidfd_open(self.pid)
+            resources.callback(os.close, self._pidfd)
+            self._resources = resources.pop_all()
 
     def _connect(self, kind: int, name: str) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(kind)
@@ -54,10 +63,14 @@ class EngineProcess:
         self._commands.send(encode(command))
 
     def receive(self) -> Report | None:
-        """What has arrived, if anything has; also after the worker's end."""
+        """What has arrived, if anything has; also after the worker's end. A worker that talks nonsense is killed."""
         try:
             return decode_report(self._reports.recv(zmq.NOBLOCK))
         except zmq.Again:
+            return None
+        except msgspec.DecodeError:
+            _log.exception("the engine's process sent what nobody understands")
+            self.kill()
             return None
 
     @property
@@ -81,9 +94,5 @@ class EngineProcess:
         """Kill it if it lives, and let go of everything. Returns how it ended, for a person."""
         self.kill()
         code = self._process.wait()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        os.close(self._pidfd)
-        self._context.destroy(linger=0)
-        self.forget_folder()
+        self._resources.close()
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -163,6 +163,8 @@ class SupervisedClient:
     def _alarm_s(self) -> float:
         """When there is something to do though nothing arrives: patience ends, or a deadline passes, or a start is due."""
         with self._lock:
+            if self._outbox:
+                return 0.0
             return min(self._journal.next_deadline_s, self._start_s if self._process is None else self._patience_ends_s)
 
     @property
@@ -307,10 +309,14 @@ class SupervisedClient:
 
     def _restart(self, now_s: float) -> None:
         self._start_s = now_s
-        if _identity(self._path) == self._identity:
-            self._process = self._new_process()
-        else:
+        if _identity(self._path) != self._identity:
             _log.error("%s is not the file any more that answers were begun with; restart the server", self._path)
+            self._start_failed()
+            return
+        try:
+            self._process = self._new_process()
+        except (OSError, zmq.ZMQError):
+            _log.exception("no process could be started for the engine")
             self._start_failed()
 
     def _start_failed(self) -> None:

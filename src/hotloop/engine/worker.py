@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +17,7 @@ import zmq
 from hotloop import _native
 from hotloop.engine.build import build_core
 from hotloop.engine.core import EngineCore
+from hotloop.engine.time_slice import SHORT_S, set_time_slice
 from hotloop.engine.wire import (
     COMMANDS,
     REPORTS,
@@ -78,8 +80,12 @@ class _LogSender(logging.Handler):
 def main() -> None:
     folder = Path(sys.argv[1])
     faulthandler.enable()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # who ends a service signals all of its processes; the server still drains
     threading.Thread(target=_end_with_the_client, args=(folder,), daemon=True).start()
-    sockets = Sockets(folder)
+    set_time_slice(SHORT_S)
+    sockets = Sockets(folder)  # and ZeroMQ's threads
+    set_time_slice(None)
     start = sockets.receive()
     assert isinstance(start, Start)
     logging.basicConfig(level=start.log_level, handlers=[_LogSender(sockets)], format="%(message)s")

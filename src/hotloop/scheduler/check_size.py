@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hotloop.errors import CapacityError, InvalidRequestError
+from hotloop.errors import CapacityError, ContextLengthError, InvalidRequestError
 from hotloop.request import Request
 
 
@@ -16,12 +16,12 @@ def check_size(request: Request, max_model_len: int, max_request_tokens: int) ->
     if not num_prompt:
         raise InvalidRequestError("the prompt is empty; give at least one token")
     if num_prompt >= limit:
-        raise InvalidRequestError(
+        raise ContextLengthError(
             f"the prompt has {num_prompt} tokens and the context length is {limit}; "
             f"shorten the prompt or raise max_model_len"
         )
     if num_prompt + request.max_tokens > limit:
-        raise InvalidRequestError(
+        raise ContextLengthError(
             f"{num_prompt} prompt tokens and max_tokens {request.max_tokens} exceed the context length {limit}; "
             f"lower max_tokens to at most {limit - num_prompt}"
         )

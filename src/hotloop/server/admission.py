@@ -96,7 +96,7 @@ class Admission:
         return OverloadedError(
             f"{queue.num_queued} requests of {queue.queued_tokens} tokens wait already, and there is room for "
             f"{queue.max_requests} of {queue.max_tokens} tokens; try again later",
-            max(1.0, queue.room_in_s(ticket, time.perf_counter())),
+            max(1.0, queue.promise_room(ticket, time.perf_counter())),
         )
 
 

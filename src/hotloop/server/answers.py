@@ -10,17 +10,18 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hotloop.engine.inputs import Ask, Prompt
-from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.engine.inputs import Ask, InputProcessor, Prompt
+from hotloop.errors import EngineDeadError, HotloopError, InvalidRequestError
 from hotloop.request import RequestOutput
 from hotloop.sampling_params import MAX_CHOICES
+from hotloop.server.auth import ANYBODY
 from hotloop.server.bodies import Body, parse_body
 from hotloop.server.errors import RefusedError, refusal
 from hotloop.server.event_stream import EventStream, while_connected
@@ -33,44 +34,49 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LONG_BODY = 4000  # bytes: longer ones are read and tokenized off the event loop
+_MAX_CHARS = 1_000_000
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that is understood. key: whose it is."""
+    """A request that is understood. key: whose it is. log: fields of its line in the log."""
 
     head: Head
     body: Body
     asks: Sequence[Ask]
     key: str
+    log: dict[str, Any]
 
 
 async def answer(service: Service, endpoint: Endpoint, request: Request) -> Response:
     """Raises: HotloopError where there is no answer to begin with."""
     arrival_s = time.perf_counter()
     id = f"{'chatcmpl' if endpoint == CHAT else 'cmpl'}-{uuid4().hex}"
-    key = request.scope.get("hotloop.key", "")
+    key = request.scope.get("hotloop.key", ANYBODY)
+    log = request.scope.get("hotloop.log", {})
+    log["id"] = _request_id(request, id)
     try:
         raw = await read_json_body(request)
-        make = partial(_understand, service, endpoint, raw, id, key, arrival_s)
+        make = partial(_understand, service, endpoint, raw, id, key, log, arrival_s)
         job = await while_connected(request.receive, off_loop(service, make, len(raw)))
     except HotloopError:
         service.metrics.rejected("invalid")
         raise
-    headers = {"x-request-id": _request_id(request, id)}
+    headers = {"x-request-id": log["id"]}
     if job.body.stream:
-        events = _events(service, job)
-        return EventStream(events, headers, write_timeout_s=service.settings.write_timeout_s)
+        return EventStream(_events(service, job), headers)
     whole = await while_connected(request.receive, _whole(service, job))
     return Response(msgspec.json.encode(whole), 200, headers, "application/json")
 
 
 async def read_json_body(request: Request) -> bytes:
-    """Raises: RefusedError if it says that it is no JSON."""
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    """Raises: RefusedError if it does not say that it is JSON: what pages of other sites can make a browser send does not."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise RefusedError(f"content-type is {kind!r:.100}; it must be application/json", 415, "unsupported_media_type")
+        raise RefusedError(
+            f"content-type is {kind!r:.100}; send the header content-type: application/json", 415, "unsupported_media_type"
+        )
     return await request.body()
 
 
@@ -95,21 +101,20 @@ def _request_id(request: Request, own: str) -> str:
     return named if _REQUEST_ID.fullmatch(named) else own
 
 
-def _understand(service: Service, endpoint: Endpoint, raw: bytes, id: str, key: str, arrival_s: float) -> Job:
+def _understand(
+    service: Service, endpoint: Endpoint, raw: bytes, id: str, key: str, log: dict[str, Any], arrival_s: float
+) -> Job:
     settings = service.settings
     body = parse_body(
         endpoint, decode_json(raw), default_max_tokens=settings.default_max_tokens,
         max_tokens_limit=settings.max_tokens_limit,
     )  # fmt: skip
     check_model(service, body.model)
-    prompts: Sequence[Prompt] = body.prompts
-    if body.messages is not None:
-        prompts = [{"prompt_token_ids": service.llm.inputs.chat_token_ids(body.messages)}]
     most = max(settings.max_queued_requests, MAX_CHOICES)
-    if len(prompts) * body.params.n > most:
-        raise InvalidRequestError(
-            f"{len(prompts)} prompts with n = {body.params.n} are {len(prompts) * body.params.n} choices; {most} at most"
-        )
+    num_choices = max(1, len(body.prompts)) * body.params.n
+    if num_choices > most:
+        raise InvalidRequestError(f"prompts times n are {num_choices} choices; {most} at most")
+    prompts, num_truncated = _prompts(service.llm.inputs, body)
     asks = [
         service.llm.inputs.ask(
             prompt, body.params, request_id=f"{id}-{i}", arrival_s=arrival_s, priority=body.priority,
@@ -117,9 +122,34 @@ def _understand(service: Service, endpoint: Endpoint, raw: bytes, id: str, key: 
         )
         for i, prompt in enumerate(prompts)
     ]  # fmt: skip
-    service.llm.check(asks)
+    try:
+        service.llm.check(asks)
+    except EngineDeadError as error:
+        raise RefusedError(str(error), 503, "engine_dead") from None
+    log["stream"] = body.stream
+    if settings.log_prompts:
+        log["prompts"] = [service.llm.tokenizer.decode(ask.requests[0].prompt_token_ids, skip_special=False) for ask in asks]
     cap = max(ask.requests[0].max_tokens for ask in asks)
-    return Job(Head(id, int(time.time()), service.model_name, service.fingerprint, cap), body, asks, key)
+    head = Head(id, int(time.time()), service.model_name, service.fingerprint, cap, num_truncated)
+    return Job(head, body, asks, key, log)
+
+
+def _prompts(inputs: InputProcessor, body: Body) -> tuple[Sequence[Prompt], int | None]:
+    """What to complete, and how many tokens the request had cut off, if it wants that."""
+    if body.messages is not None:
+        return [{"prompt_token_ids": inputs.chat_token_ids(body.messages)}], None
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return body.prompts, None
+    whole = [encode(inputs, prompt) if isinstance(prompt, str) else prompt for prompt in body.prompts]
+    return [ids[-most:] for ids in whole], sum(max(0, len(ids) - most) for ids in whole)
+
+
+def encode(inputs: InputProcessor, text: str, *, add_special: bool = True) -> list[int]:
+    """Token ids of a text that may be longer than the context, though not by any amount. Raises: InvalidRequestError."""
+    if len(text) > _MAX_CHARS:
+        raise InvalidRequestError(f"the text has {len(text)} characters; {_MAX_CHARS} at most")
+    return inputs.tokenizer.encode(text, add_special=add_special)
 
 
 def check_model(service: Service, model: str | None) -> None:
@@ -134,7 +164,7 @@ def check_model(service: Service, model: str | None) -> None:
 
 async def _whole(service: Service, job: Job) -> dict[str, object]:
     outputs: list[RequestOutput | None] = [None] * len(job.asks)
-    async with aclosing(service.run(job.asks, job.body, job.key)) as parts:
+    async with aclosing(service.run(job.asks, job.body, job.key, job.log)) as parts:
         async for part in parts:
             for index, chunk in part:
                 if chunk.output is not None:
@@ -152,19 +182,21 @@ async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
     encoder = ChunkEncoder(job.head, shape, job.body, job.asks)
     opening: bytes | None = encoder.opening()
     try:
-        async with aclosing(service.run(job.asks, job.body, job.key)) as parts:
+        async with aclosing(service.run(job.asks, job.body, job.key, job.log)) as parts:
             async for part in parts:
                 yield opening + encoder.encode(part) if opening is not None else encoder.encode(part)
                 opening = None
                 # Back here, the connection has taken it.
-                emitted_s = max([chunk.emitted_s for _, chunk in part])
-                if emitted_s:
-                    service.metrics.delivered(time.perf_counter() - emitted_s)
+                _, oldest = part[0]
+                if oldest.emitted_s:
+                    service.metrics.delivered(time.perf_counter() - oldest.emitted_s)
     except Exception as error:
         if opening is not None:
             raise
         if not isinstance(error, HotloopError):
             _log.exception("a stream failed")
-        yield error_end(refusal(error).body)
+        told = refusal(error)
+        job.log["error"] = told.code or told.type  # its message may quote the prompt
+        yield error_end(told.body)
         return
     yield encoder.end()

@@ -10,10 +10,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from hotloop.errors import HotloopError
-from hotloop.server.errors import BugGuard, RefusedError, refusal
+from hotloop.server.errors import RefusedError, refusal
 from hotloop.server.event_stream import ClientGoneError
 from hotloop.server.openapi import document
-from hotloop.server.routes import router
+from hotloop.server.routes import add_routes
 from hotloop.server.service import Service
 
 # OpenAI's routes that clients may try; said by name, so that nobody looks for a typing error.
@@ -24,12 +24,15 @@ _NOT_OFFERED = (
 
 
 def create_app(service: Service) -> FastAPI:
+    """Without keys and limits: see edge.guarded."""
     app = FastAPI(openapi_url="/openapi.json", docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.include_router(router(service))
+    add_routes(app, service)
     app.openapi = lambda: document(service)  # type: ignore[method-assign]
 
     async def refused(request: Request, error: Exception) -> Response:
-        return refusal(error).response()
+        told = refusal(error)
+        request.scope.get("hotloop.log", {})["error"] = told.code or told.type  # its message may quote the prompt
+        return told.response()
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it; the log shows it
@@ -50,9 +53,8 @@ def create_app(service: Service) -> FastAPI:
         return response
 
     handlers: dict[type[Exception], Any] = {
-        HotloopError: refused, HTTPException: no_route, ClientGoneError: gone, ClientDisconnect: gone,
+        HotloopError: refused, Exception: refused, HTTPException: no_route, ClientGoneError: gone, ClientDisconnect: gone,
     }  # fmt: skip
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
-    app.add_middleware(BugGuard)
     return app

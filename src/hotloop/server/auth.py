@@ -11,11 +11,15 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hotloop.errors import InvalidRequestError
-from hotloop.server.refusal import refuse
+from hotloop.server.errors import RefusedError, refusal
 
 ENVIRONMENT = "HOTLOOP_API_KEY"
 OPEN_PATHS = frozenset({"/health", "/ready"})
 ANYBODY = "-"  # whose requests are, where there are no keys
+
+_NO_KEY = refusal(
+    RefusedError("give a valid API key of this server: Authorization: Bearer <key>", 401, "invalid_api_key")
+)._replace(headers={"www-authenticate": "Bearer"})
 
 
 class ApiKeys:
@@ -40,7 +44,7 @@ class ApiKeys:
 class Auth:
     """ASGI middleware: without a valid key nothing is read and nothing told, not even whether a path exists.
 
-    The key's name goes to ``request.state.key``. Paths are compared as they are: another spelling of an open one is not open.
+    The key's name goes to ``scope["hotloop.key"]``. Paths are compared as they are: another spelling of an open one is closed.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], *, public_metrics: bool = False) -> None:
@@ -52,12 +56,9 @@ class Auth:
         if scope["type"] == "http":
             name = self._key_of(scope) if self._keys else ANYBODY
             if name is None and scope["path"] not in self._open:
-                await refuse(
-                    send, 401, "give a valid API key of this server: Authorization: Bearer <key>",
-                    code="invalid_api_key", headers=[(b"www-authenticate", b"Bearer")],
-                )  # fmt: skip
+                await _NO_KEY.response()(scope, receive, send)
                 return
-            scope.setdefault("state", {})["key"] = name or ANYBODY
+            scope["hotloop.key"] = name or ANYBODY
         await self._app(scope, receive, send)
 
     def _key_of(self, scope: Scope) -> str | None:

@@ -30,6 +30,7 @@ class Body:
     timeout_s: float | None = None
     priority: int = 0
     cache_salt: str = ""
+    truncate_prompt_tokens: int | None = None
 
 
 def parse_body(
@@ -60,11 +61,10 @@ def parse_body(
         "continuous_usage": include_usage and _typed(options, "continuous_usage_stats", bool, False),
         "return_token_ids": _typed(given, "return_token_ids", bool, False),
         "timeout_s": _timeout_s(given),
-        "priority": _typed(given, "priority", int, 0),
+        "priority": _integer(given, "priority", -(2**31), 2**31 - 1) or 0,
         "cache_salt": _typed(given, "cache_salt", str, ""),
+        "truncate_prompt_tokens": _integer(given, "truncate_prompt_tokens", 1, MAX_INT64),
     }
-    if not -(2**31) <= common["priority"] < 2**31:
-        raise InvalidRequestError(f"priority is {common['priority']!r:.60}; it must be a 32-bit integer")
     if endpoint == CHAT:
         params = SamplingParams(**sampling, max_tokens=max_tokens, logprobs=_chat_logprobs(given))
         if "messages" not in given:
@@ -92,13 +92,21 @@ def _check_fields(endpoint: Endpoint, given: Mapping[str, Any], live: bool) -> N
             raise InvalidRequestError(f"{name} is {value!r:.60}; only a server offers it: leave {name} out")
 
 
-def _typed(given: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+def _typed(given: Mapping[str, Any], name: str, kind: type[bool] | type[str], default: Any) -> Any:
     value = given.get(name)
     if value is None:
         return default
     if type(value) is not kind:
-        what = {bool: "true or false", int: "an integer", str: "a string"}[kind]
-        raise InvalidRequestError(f"{name} is {value!r:.60}; it must be {what}")
+        raise InvalidRequestError(
+            f"{name} is {value!r:.60}; it must be {'a string' if kind is str else 'true or false'}"
+        )
+    return value
+
+
+def _integer(given: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    value = given.get(name)
+    if value is not None and not (type(value) is int and low <= value <= high):
+        raise InvalidRequestError(f"{name} is {value!r:.60}; it must be an integer from {low} to {high}")
     return value
 
 
@@ -123,18 +131,12 @@ def _timeout_s(given: Mapping[str, Any]) -> float | None:
     return float(min(value, MAX_INT64))
 
 
-def _max_tokens(
-    endpoint: Endpoint, given: Mapping[str, Any], default: int | None, limit: int | None
-) -> int | None:
-    both = [given[name] for name in ("max_completion_tokens", "max_tokens") if name in given]
-    if len(both) == 2 and both[0] != both[1]:
-        raise InvalidRequestError(
-            f"max_completion_tokens is {both[0]!r:.60} and max_tokens {both[1]!r:.60}; give one of them"
-        )
-    if both:
-        wanted = both[0]
-        if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-            raise InvalidRequestError(f"max_tokens is {wanted!r:.60}; it must be an integer, 1 or more")
+def _max_tokens(endpoint: Endpoint, given: Mapping[str, Any], default: int | None, limit: int | None) -> int | None:
+    asked = [_integer(given, name, 1, MAX_INT64) for name in ("max_completion_tokens", "max_tokens") if name in given]
+    if len(asked) == 2 and asked[0] != asked[1]:
+        raise InvalidRequestError(f"max_completion_tokens is {asked[0]} and max_tokens {asked[1]}; give one of them")
+    if asked:
+        wanted = asked[0]
     elif default is not None or endpoint == CHAT:
         wanted = default
     else:
@@ -150,9 +152,11 @@ def _chat_logprobs(given: Mapping[str, Any]) -> Any:
 
 
 def _prompts(prompt: object) -> list[Any]:
-    """One text or list of token ids, or several. What else it may be is refused where it is tokenized."""
+    """One text or list of token ids, or several. What is wrong within a list is refused where it is tokenized."""
     if isinstance(prompt, list) and not (prompt and all(isinstance(item, int) for item in prompt)):
-        if not prompt:
-            raise InvalidRequestError("prompt is []; give at least one text or token id")
-        return prompt
-    return [prompt]
+        prompts = prompt
+    else:
+        prompts = [prompt]
+    if not prompts or not all(isinstance(item, str | list) for item in prompts):
+        raise InvalidRequestError(f"prompt is {prompt!r:.60}; it must be a text, a list of token ids, or a list of such")
+    return prompts

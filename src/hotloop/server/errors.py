@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Literal, NamedTuple
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotloop.errors import (
     CapacityError,
+    ContextLengthError,
     DeadlineError,
     EngineDeadError,
     HotloopError,
     InvalidRequestError,
     OverloadedError,
+    ShutdownError,
 )
 from hotloop.server.responses import error_body
-
-_log = logging.getLogger(__name__)
 
 _MAX_MESSAGE = 2000  # characters; some messages quote what the request held
 
@@ -68,32 +66,12 @@ def refusal(error: Exception) -> Refusal:
     if isinstance(error, DeadlineError):
         return Refusal(408, "timeout_error", "deadline_exceeded", message, {})
     if isinstance(error, InvalidRequestError | CapacityError):
-        return Refusal(400, "invalid_request_error", None, message, {})
+        code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
+        return Refusal(400, "invalid_request_error", code, message, {})
     if isinstance(error, EngineDeadError):
         return Refusal(500, "server_error", "engine_dead", message, {})
+    if isinstance(error, ShutdownError):
+        return Refusal(503, "server_error", "shutting_down", message, {})
     if isinstance(error, HotloopError):
         return Refusal(500, "server_error", None, message, {})
-    _log.error("a request failed", exc_info=error)
     return Refusal(500, "server_error", None, "an internal error; the server's log has it", {})
-
-
-class BugGuard:
-    """Middleware that answers for an exception that nobody expected. (Starlette's own has the connection closed after it.)"""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watched)
-        except Exception as error:
-            if started or scope["type"] != "http":
-                raise
-            await refusal(error).response()(scope, receive, send)

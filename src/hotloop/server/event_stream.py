@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-
-_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -47,41 +44,28 @@ class EventStream(Response):
     """Writes each item of ``events`` when there is one; status and headers go out with the first.
 
     An exception before the first item goes to the caller, which can still answer with a status of its own; later ones are
-    for ``events`` to turn into an item. The next item is asked for when the one before has been taken by the connection:
-    a slow reader holds up its own events only. The generator is closed when the client goes, or takes nothing for
-    write_timeout_s.
+    for ``events`` to turn into an item. The next item is asked for when the connection has taken the one before: a slow
+    reader holds up its own events only. When the client goes, or is dropped, the generator is closed.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, write_timeout_s: float
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
         # No proxy may collect the events, or keep them.
         super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
-        self._write_timeout_s = write_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        with suppress(ClientGoneError):
             await while_connected(receive, self._write_all(send))
-        except ClientGoneError:
-            _log.debug("the client of a stream is gone")
-        except TimeoutError:
-            _log.warning("a client took nothing for %g s and is dropped", self._write_timeout_s)
 
     async def _write_all(self, send: Send) -> None:
-        clock = asyncio.get_running_loop().time
-        message: dict[str, Any] = {
-            "type": "http.response.start", "status": self.status_code, "headers": self.raw_headers,
-        }  # fmt: skip
-        async with aclosing(self._events), asyncio.timeout(None) as limit:
+        has_begun = False
+        async with aclosing(self._events):
             async for data in self._events:
-                limit.reschedule(clock() + self._write_timeout_s)
-                if message["type"] == "http.response.start":
-                    await send(message)
-                message = {"type": "http.response.body", "body": data, "more_body": True}
-                await send(message)
-                limit.reschedule(None)
+                if not has_begun:
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                    has_begun = True
+                await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -57,6 +57,7 @@ class FairQueue:
         self._num_tickets = 0
         self._turns = 0  # of the lane that was served last
         self._mean_s: float | None = None  # that requests spend running
+        self._promised_s = 0.0  # when there should be room for all that were told to come back
         self.num_running = 0
         self.num_queued = 0
         self.queued_tokens = 0
@@ -120,9 +121,13 @@ class FairQueue:
         elif ticket.started_s is None and ticket.key in self._lanes and ticket in self._lanes[ticket.key].waiting:
             self._remove(ticket)
 
-    def room_in_s(self, ticket: Ticket, now_s: float) -> float:
-        """When the queue should have room for such a ticket: so many requests must start first, at the rate at which those
-        that run will end if they take as long as the latest did, or as they have taken by now."""
+    def promise_room(self, ticket: Ticket, now_s: float) -> float:
+        """In how many seconds the queue should have room for a ticket that it has none for now.
+
+        So many requests must start first, at the rate at which those that run will end if they take as long as the latest
+        did, or as they have taken by now. Who was told before comes back before; but no queue of promises is longer than the
+        queue itself, since not everybody comes back.
+        """
         mean_tokens = self.queued_tokens / max(1, self.num_queued)
         excess = max(
             1.0,
@@ -132,7 +137,11 @@ class FairQueue:
         ages_s = [now_s - running.started_s for running in self._running if running.started_s is not None]
         mean_age_s = sum(ages_s) / max(1, len(ages_s))
         took_s = max(mean_age_s, _FIRST_GUESS_S if self._mean_s is None else self._mean_s)
-        return excess * took_s / max(1, self.num_running)
+        each_s = took_s / max(1, self.num_running)
+        room_s = now_s + excess * each_s
+        after_others_s = min(self._promised_s + ticket.num_requests * each_s, room_s + self.max_requests * each_s)
+        self._promised_s = max(room_s, after_others_s)
+        return self._promised_s - now_s
 
     def _next_lane(self) -> _Lane | None:
         """Of the keys that may start something, the one that had the fewest turns."""

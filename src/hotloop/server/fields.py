@@ -112,6 +112,8 @@ FIELDS: tuple[Field, ...] = (
           {"type": "number", "exclusiveMinimum": 0}, "live"),
     Field("priority", "Lower goes first among the requests of one API key.",
           {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}, "live"),
+    Field("truncate_prompt_tokens", "Keep only the so many last tokens of each prompt; usage says how many were cut off.",
+          _COUNT, "live", (COMPLETIONS,)),
     Field("cache_salt", "Prompts share cached prefixes only under the same salt.", _TEXT, "live"),
     Field("user", "No effect.", _TEXT, "ignored"),
     Field("metadata", "No effect.", _OBJECT, "ignored"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hotloop.server.refusal import CLOSE, refuse
+from hotloop.server.errors import RefusedError, Status, refusal
 
 _LINGER_S = 2.0  # a client that is refused may go on sending so long; closed at once, it might never see why
 
@@ -38,18 +39,17 @@ class BodyLimit:
         except _GoneError:
             return
         except _TooLargeError:
-            await refuse(
-                send, 413, f"the body is larger than the {self._max_bytes} bytes that this server takes",
-                code="request_too_large", headers=[CLOSE], ends=False,
-            )  # fmt: skip
+            response = _refusal(
+                f"the body is larger than the {self._max_bytes} bytes that this server takes", 413, "request_too_large"
+            )
+            await send({"type": "http.response.start", "status": 413, "headers": response.raw_headers})
+            await send({"type": "http.response.body", "body": response.body, "more_body": True})
             await _discard(receive)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         except TimeoutError:
-            await refuse(
-                send, 408, f"the body did not arrive within {self._timeout_s:g} s",
-                code="request_timeout", headers=[CLOSE],
-            )  # fmt: skip
+            response = _refusal(f"the body did not arrive within {self._timeout_s:g} s", 408, "request_timeout")
+            await response(scope, receive, send)
             return
 
         is_read = False
@@ -83,6 +83,11 @@ class BodyLimit:
                 raise _TooLargeError
             if not message.get("more_body", False):
                 return b"".join(pieces)
+
+
+def _refusal(message: str, status: Status, code: str) -> Response:
+    """An answer after which the connection is closed."""
+    return refusal(RefusedError(message, status, code))._replace(headers={"connection": "close"}).response()
 
 
 async def _discard(receive: Receive) -> None:

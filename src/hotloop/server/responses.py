@@ -16,13 +16,17 @@ Entry = dict[int, Logprob]  # of one drawn token, which comes first
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a response and all chunks of a stream begin with. max_tokens: the cap that applied, if it is known."""
+    """What a response and all chunks of a stream begin with, and what of its usage is known before.
+
+    max_tokens: the cap that applied, if that is known. truncated_tokens: what of the prompts was cut off, if that was allowed.
+    """
 
     id: str
     created_s: int
     model: str
     fingerprint: str
     max_tokens: int | None = None
+    truncated_tokens: int | None = None
 
 
 def chat_response(head: Head, output: RequestOutput, body: Body, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -71,14 +75,19 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     }
 
 
-def usage_of(outputs: Sequence[RequestOutput], max_tokens: int | None) -> dict[str, Any]:
-    """Of all prompts and choices together; a prompt's tokens count once, whatever n is. max_tokens: see `Head`."""
+def usage_of(outputs: Sequence[RequestOutput], head: Head) -> dict[str, Any]:
+    """Of all prompts and choices together; a prompt's tokens count once, whatever n is."""
     total = usage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
     )
-    total["prompt_tokens_details"] = {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}
-    return total if max_tokens is None else total | {"max_tokens": max_tokens}
+    details = {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}
+    if head.truncated_tokens is not None:
+        details["truncated_tokens"] = head.truncated_tokens
+    total["prompt_tokens_details"] = details
+    if head.max_tokens is not None:
+        total["max_tokens"] = head.max_tokens
+    return total
 
 
 def timings_of(output: RequestOutput) -> dict[str, float | int] | None:
@@ -116,7 +125,7 @@ def _response(
         "model": head.model,
         "system_fingerprint": head.fingerprint,
         "choices": choices,
-        "usage": usage_of(outputs, head.max_tokens),
+        "usage": usage_of(outputs, head),
         "seed": outputs[0].seed,
         "timings": timings_of(outputs[0]),
     }

@@ -7,66 +7,60 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hotloop.errors import InvalidRequestError
-from hotloop.server.answers import answer, check_model, decode_json, off_loop, read_json_body
+from hotloop.server.answers import answer, check_model, decode_json, encode, off_loop, read_json_body
 from hotloop.server.event_stream import while_connected
 from hotloop.server.fields import CHAT, COMPLETIONS
 from hotloop.server.openapi import own_version
 from hotloop.server.service import Service
 
-_MAX_TOKENIZED_CHARS = 1_000_000
 
-
-def router(service: Service) -> APIRouter:
-    routes = APIRouter(redirect_slashes=False)
-
-    @routes.post(CHAT)
+def add_routes(app: FastAPI, service: Service) -> None:
+    @app.post(CHAT)
     async def chat_completions(request: Request) -> Response:
         return await answer(service, CHAT, request)
 
-    @routes.post(COMPLETIONS)
+    @app.post(COMPLETIONS)
     async def completions(request: Request) -> Response:
         return await answer(service, COMPLETIONS, request)
 
-    @routes.get("/v1/models")
+    @app.get("/v1/models")
     async def models() -> Response:
         return _json({"object": "list", "data": [_model(service, name) for name in service.settings.model_names]})
 
-    @routes.get("/v1/models/{model:path}")
+    @app.get("/v1/models/{model:path}")
     async def model(request: Request) -> Response:
         name = request.path_params["model"]
         check_model(service, name)
         return _json(_model(service, name))
 
-    @routes.post("/tokenize")
+    @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         return await _converted(service, request, partial(_tokenize, service))
 
-    @routes.post("/detokenize")
+    @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         return await _converted(service, request, partial(_detokenize, service))
 
-    @routes.get("/health")
+    @app.get("/health")
     async def health() -> Response:
         return _status(*service.health.status())
 
-    @routes.get("/ready")
+    @app.get("/ready")
     async def ready() -> Response:
         return _status(*service.health.readiness())
 
-    @routes.get("/version")
+    @app.get("/version")
     async def version() -> Response:
         return _json({"version": own_version(), "system_fingerprint": service.fingerprint})
 
-    @routes.get("/metrics")
+    @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return routes
 
 
 def _json(content: Mapping[str, Any], status: int = 200) -> Response:
@@ -115,9 +109,7 @@ def _tokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:
         text, add_special = given["prompt"], given.get("add_special_tokens", True)
         if not isinstance(text, str) or not isinstance(add_special, bool):
             raise InvalidRequestError("prompt must be a text and add_special_tokens true or false")
-        if len(text) > _MAX_TOKENIZED_CHARS:
-            raise InvalidRequestError(f"prompt has {len(text)} characters; {_MAX_TOKENIZED_CHARS} at most")
-        ids = inputs.tokenizer.encode(text, add_special=add_special)
+        ids = encode(inputs, text, add_special=add_special)
     strings = None
     if given.get("return_token_strs"):
         strings = [inputs.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids]

@@ -5,23 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from hotloop.engine.async_llm import AsyncLLM
 from hotloop.engine.generation import StreamChunk
 from hotloop.engine.inputs import Ask
-from hotloop.errors import DeadlineError, OverloadedError
+from hotloop.errors import DeadlineError, HotloopError, OverloadedError
+from hotloop.server.admission import Admission
 from hotloop.server.bodies import Body
+from hotloop.server.logs import note_output
 from hotloop.server.settings import ServeSettings
 from hotloop.telemetry.prometheus import EndReason, Metrics
-
-
-class Admission(Protocol):
-    def enter(
-        self, key: str, num_requests: int, num_tokens: int, priority: int, deadline_s: float | None
-    ) -> AbstractAsyncContextManager[object]: ...
 
 
 class Health(Protocol):
@@ -49,10 +45,16 @@ class Service:
     def model_name(self) -> str:
         return self.settings.model_names[0]
 
+    def warm_up(self) -> None:
+        """What the first chat would wait for: the chat template's imports and its compilation."""
+        with suppress(HotloopError):  # a template that cannot be used is told to those who use it
+            self.llm.inputs.chat_token_ids([{"role": "user", "content": "hi"}])
+
     async def run(
-        self, asks: Sequence[Ask], body: Body, key: str
+        self, asks: Sequence[Ask], body: Body, key: str, log: dict[str, Any]
     ) -> AsyncGenerator[list[tuple[int, StreamChunk]], None]:
         """The chunks of all prompts of a request, as `AsyncLLM.stream`, once it is its turn. key: whose request it is.
+        log: gets what its line in the log says of the answers.
 
         Raises: OverloadedError, DeadlineError, and as `AsyncLLM.stream`.
         """
@@ -68,11 +70,13 @@ class Service:
             except (OverloadedError, DeadlineError) as error:
                 self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else "deadline")
                 raise
-            parts = await stack.enter_async_context(aclosing(self._run_admitted(asks)))
+            parts = await stack.enter_async_context(aclosing(self._run_admitted(asks, log)))
             async for part in parts:
                 yield part
 
-    async def _run_admitted(self, asks: Sequence[Ask]) -> AsyncGenerator[list[tuple[int, StreamChunk]], None]:
+    async def _run_admitted(
+        self, asks: Sequence[Ask], log: dict[str, Any]
+    ) -> AsyncGenerator[list[tuple[int, StreamChunk]], None]:
         """The same with the books kept: every prompt that was started ends in them."""
         running = set(range(len(asks)))
         for ask in asks:
@@ -85,6 +89,9 @@ class Service:
                         if chunk.output is not None:
                             running.discard(index)
                             self.metrics.request_finished(chunk.output)
+                            note_output(log, chunk.output)
+                            if self.settings.log_prompts:
+                                log.setdefault("answers", []).extend(c.text for c in chunk.output.outputs)
                     yield part
         except DeadlineError:
             reason = "deadline"

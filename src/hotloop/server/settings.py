@@ -48,6 +48,8 @@ class ServeSettings:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and value >= low):
                 raise InvalidRequestError(f"{name} is {value!r}; it must be an integer, {low} or more")
+        if self.port > 65535:
+            raise InvalidRequestError(f"port is {self.port}; it must be 65535 or less")
         for name in ("body_timeout_s", "write_timeout_s", "drain_timeout_s", "watchdog_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):

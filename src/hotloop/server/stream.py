@@ -172,7 +172,7 @@ class ChunkEncoder:
             return _DONE
         outputs = [output for output in self._outputs if output is not None]
         head = self._head
-        total = usage_of(outputs, head.max_tokens)
+        total = usage_of(outputs, head)
         chunk = _Chunk(
             head.id, self._shape.kind, head.created_s, head.model, head.fingerprint, self._seeds[0], (), total
         )

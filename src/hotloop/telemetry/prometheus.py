@@ -110,6 +110,7 @@ class Metrics(Collector):
     def _make_request_series(self, token_bounds: Sequence[float]) -> None:
         self._ends = Counter("hotloop:request_success", "Requests that ended.", "finished_reason", get_args(EndReason))
         self._rejections = Counter("hotloop:requests_rejected", "Requests refused before they ran.", "reason")
+        self._responses = Counter("hotloop:http_responses", "HTTP responses to all requests.", "status")
         self._prompt_tokens = Counter("hotloop:prompt_tokens", "Prompt tokens of requests given to the engine.")
         self._prompt_sizes = Histogram("hotloop:request_prompt_tokens", "Prompt tokens per request.", token_bounds)
         self._output_sizes = Histogram(
@@ -233,6 +234,10 @@ class Metrics(Collector):
     def rejected(self, reason: str) -> None:
         """A request was refused before it ran. reason: one of few words."""
         self._rejections.add(1, reason)
+
+    def responded(self, status: int) -> None:
+        """An HTTP request was answered, or given up by its client (499)."""
+        self._responses.add(1, str(status))
 
     def delivered(self, seconds: float) -> None:
         """Tokens were written to a connection so long after the step that drew the last of them."""

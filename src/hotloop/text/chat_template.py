@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from hotloop.errors import InvalidRequestError
+from hotloop.errors import ContextLengthError, InvalidRequestError
 from hotloop.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def encode_chat(
     text = template.render(add_generation_prompt=add_generation_prompt, **disguise.put_on(data))
     least = tokenizer.min_num_tokens(text)
     if max_tokens is not None and least > max_tokens:
-        raise InvalidRequestError(
+        raise ContextLengthError(
             f"the conversation has {len(text)} characters, at least {least} tokens, and the context length is {max_tokens}; "
             f"shorten it or raise max_model_len"
         )

@@ -6,12 +6,15 @@ import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fake_openai import FakeOpenAI, stream, whole
 from hotloop.bench.serving.answers import Answer
+from hotloop.bench.serving.connection import Address
+from hotloop.bench.serving.target import Target
 from hotloop.config import EngineConfig
 from hotloop.engine.loading import load_engine
 from hotloop.telemetry.prometheus import Metrics
@@ -116,14 +119,19 @@ def test_servers_are_started_awaited_and_ended(scripts: SimpleNamespace) -> None
         pass
 
 
-def test_the_bare_engine_accounts_for_its_steps(scripts: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_bare_engine_tells_when_each_token_came(scripts: SimpleNamespace, tmp_path: Path) -> None:
     engine = load_engine(write_tiny_model(tmp_path / "tiny.gguf", "llama"), {"threads": 1, "isa": "scalar"})
-    results = scripts.overhead.bare_timings(engine, ["one", "two words", "x"], 5)
-    assert [t["drawn_tokens"] for t in results] == [5, 5, 5]
-    figures = scripts.overhead.step_figures(results)
+    events_s = scripts.overhead.bare_events_s(engine, ["one", "two words", "x"], 5)
+    assert [len(moments_s) for moments_s in events_s] == [5, 5, 5]
+    assert all(moments_s == sorted(moments_s) for moments_s in events_s)
+
+
+def test_only_steps_in_which_all_decode_count(scripts: SimpleNamespace) -> None:
+    early = [0.0, 9.0, 10.0, 11.0, 13.0, 14.0]  # decodes beside the other's prefill until 10
+    late = [10.0, 11.0, 14.0, 15.0, 16.0]  # its token of 13 had no text; decodes alone from 14
+    figures = scripts.overhead.step_figures([early, late])
     assert set(figures) == set(SCHEMA["serving_overhead"]["steps"])
-    assert 0 < figures["overhead_s"] < figures["step_s"]
-    assert figures["step_s"] == pytest.approx(sum(t["decode_s"] / 4 for t in results) / 3)
+    assert figures == {"step_s_mean": 4.0 / 3, "step_s_median": 1.0}
 
 
 def test_errors_of_an_account(scripts: SimpleNamespace) -> None:
@@ -150,7 +158,9 @@ def test_delivery_is_read_from_the_servers_metrics(scripts: SimpleNamespace) -> 
         metrics.delivered(0.0003)
     for seconds in (0.0045, 99.0):
         metrics.delivered(seconds)
-    counts = overhead.delivery_counts(metrics.render().decode())
+    scrape = overhead.Scrape.of(metrics.render().decode())
+    assert scrape.cpu_s > 0
+    counts = scrape.deliveries
     assert (counts[0.005], counts[float("inf")]) == (99, 100)
     assert overhead.quantile(counts, 0.5) == pytest.approx(0.00025 + 0.00025 * 50 / 98)
     assert overhead.quantile(counts, 0.99) == pytest.approx(0.005)
@@ -158,6 +168,9 @@ def test_delivery_is_read_from_the_servers_metrics(scripts: SimpleNamespace) -> 
 
 
 def test_the_scripts_do_not_hide_failed_requests(scripts: SimpleNamespace) -> None:
-    overhead: ModuleType = scripts.overhead
-    with pytest.raises(scripts.servers.ServerError, match="1 of 2 requests failed, the first: HTTP 500"):
-        overhead._complete([Answer(0.0, 1.0), Answer(0.0, 1.0, error="HTTP 500: x")])
+    bodies = iter([stream, lambda _: [whole({"error": "x"}, "500 Internal Server Error")]])
+    with FakeOpenAI(lambda body: next(bodies)(body)).in_thread() as url:
+        target = Target(Address.parse(url), "completions", "fake")
+        requests = [target.request("a", 1)] * 2
+        with pytest.raises(scripts.servers.ServerError, match="1 of 2 requests failed, the first: HTTP 500"):
+            scripts.overhead._served(target, requests, 1)

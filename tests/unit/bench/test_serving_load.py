@@ -300,40 +300,36 @@ def test_senseless_options_are_refused(options: dict[str, Any], message: str) ->
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The server runs in the command's own event loop: started where it finds its target."""
     server = FakeOpenAI(stream)
-
-    async def with_server(options: ServeOptions, report: Any) -> dict[str, Any]:
-        async with server.running() as url:
-            assert options.url == "http://there"
-            values = {name: getattr(options, name) for name in ServeOptions.__slots__}
-            return await bench_serve(ServeOptions(**{**values, "url": url}), report)
-
-    monkeypatch.setattr(
-        "hotloop.bench.serving.serve.bench_serve_blocking", lambda *args: asyncio.run(with_server(*args))
-    )
-    command = [
-        "hotloop",
-        "bench",
-        "serve",
-        "http://there",
-        "--requests",
-        "3",
-        "--concurrency",
-        "2",
-        "--prompt-tokens",
-        "9",
-    ]
-    monkeypatch.setattr(
-        sys, "argv", [*command, "--output-tokens", "2-3", "--endpoint", "chat", "--body", '{"user": "u"}', "--json"]
-    )
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
+    with server.in_thread() as url:
+        command = ["hotloop", "bench", "serve", url, "--requests", "3", "--concurrency", "2", "--prompt-tokens", "9"]
+        options = ["--output-tokens", "2-3", "--endpoint", "chat", "--body", '{"user": "u"}', "--json"]
+        monkeypatch.setattr(sys, "argv", [*command, *options])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
     assert exit_.value.code == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["num_completed"] == 3
     assert "completed 3, failed 0" in err
     assert server.seen[-1]["user"] == "u"
+
+
+def test_the_command_fails_if_nothing_is_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = 0
+
+    def script(body: Body) -> Any:
+        nonlocal count
+        count += 1
+        return stream(body) if count <= 2 else [whole({"error": "busy"}, "503 Service Unavailable")]
+
+    with FakeOpenAI(script).in_thread() as url:
+        monkeypatch.setattr(sys, "argv", ["hotloop", "bench", "serve", url, "--requests", "2", "--warmup", "0"])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+    assert exit_.value.code == 1
+    assert "failed 2 times: HTTP 503: busy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("body", ["{", "[]", "5"])

@@ -46,7 +46,9 @@ def values(request: Request) -> Mapping[str, Any]:
     salt=st.text(st.characters(exclude_categories=["Cs"])),
     deadline_s=st.none() | TIMES,
 )
-def test_requests(ids: list[int], output: list[int], seed: int, salt: str, deadline_s: float | None, **params: Any) -> None:
+def test_requests(
+    ids: list[int], output: list[int], seed: int, salt: str, deadline_s: float | None, **params: Any
+) -> None:
     params["logit_bias"] = params.pop("bias")
     request = Request(
         RequestId("a"), ids, SamplingParams(**params), seed, 10, frozenset(ids), 1.5, output, 3, 2, -1, deadline_s, salt,
@@ -92,5 +94,10 @@ def test_everything_else() -> None:
     for command in (Start("/a/b", config, 20), Abort([RequestId("a")])):
         assert decode_command(encode(command)) == command
     info = EngineInfo(config, 10, 2**33, 100, 300, 2**40)
-    for report in (Ready(info), StartFailed("ModelFileError", "x"), Refused([RequestId("a")], "x"), Logged(20, "a", "b")):
+    for report in (
+        Ready(info),
+        StartFailed("ModelFileError", "x"),
+        Refused([RequestId("a")], "x"),
+        Logged(20, "a", "b"),
+    ):
         assert decode_report(encode(report)) == report

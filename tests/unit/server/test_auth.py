@@ -17,7 +17,7 @@ from hotloop.server.settings import ServeSettings
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": scope["state"]["key"].encode()})
+    await send({"type": "http.response.body", "body": scope["hotloop.key"].encode()})
 
 
 def ask(path: str, authorization: str | None = None, *, keys: tuple[str, ...] = ("sk-1", "sk-2"), **options: Any) -> Any:
@@ -67,7 +67,7 @@ def test_metrics_are_open_only_if_wanted() -> None:
 
 @pytest.mark.parametrize(
     "authorization",
-    ["", "Bearer", "Bearer ", "sk-1", "Basic sk-1", "Bearer sk-1x", "Bearer sk-", "Bearer SK-1", "Bearer a,sk-2", "Bearer \xff"],
+    ["", "Bearer", "Bearer ", "sk-1", "Basic sk-1", "Bearer sk-1x", "Bearer sk-", "Bearer SK-1", "Bearer \xff"],
 )
 def test_wrong_keys(authorization: str) -> None:
     assert ask("/v1/models", authorization)[0] == 401

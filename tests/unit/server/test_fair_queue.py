@@ -186,21 +186,38 @@ def test_what_is_larger_than_the_queue_waits_alone() -> None:
     assert q.start(1) == [big]
 
 
-def test_room_is_promised_at_the_rate_at_which_requests_end() -> None:
+def flooded(*, ended_at_s: float | None = None) -> tuple[FairQueue, Ticket]:
+    """Two run, since 0 s or since those before them ended, and four wait; and a ticket that has no place."""
     q = queue(capacity=2, max_requests=4)
     first = [put(q, "a")[0] for _ in range(6)]
-    newest = add(q, "a")
-    assert q.overflow(newest) == [newest]
-    assert q.room_in_s(newest, 0.5) == pytest.approx(0.5)  # one must start; two run, and take a second as far as is known
-    for ticket in first[:2]:
-        q.leave(ticket, 4.0)
-    q.start(4.0)
-    put(q, "a")
-    put(q, "a")
-    assert q.room_in_s(newest, 4.0) == pytest.approx(2.0)  # they took 4 s, two at a time
-    assert q.room_in_s(newest, 16.0) == pytest.approx(6.0)  # those that run have taken 12 s already
-    wide = Ticket("a", 3, 10)
-    assert q.room_in_s(wide, 4.0) == pytest.approx(6.0)
+    if ended_at_s is not None:
+        for ticket in first[:2]:
+            q.leave(ticket, ended_at_s)
+        q.start(ended_at_s)
+        put(q, "a")
+        put(q, "a")
+    return q, Ticket("a", 1, 10)
+
+
+def test_room_is_promised_at_the_rate_at_which_requests_end() -> None:
+    q, ticket = flooded()
+    assert q.promise_room(ticket, 0.5) == pytest.approx(0.5)  # one must start; two run, for a second as far as is known
+    q, ticket = flooded(ended_at_s=4.0)
+    assert q.promise_room(ticket, 4.0) == pytest.approx(2.0)  # they took 4 s, two at a time
+    q, ticket = flooded(ended_at_s=4.0)
+    assert q.promise_room(ticket, 16.0) == pytest.approx(6.0)  # those that run have taken 12 s already
+    q, _ = flooded(ended_at_s=4.0)
+    assert q.promise_room(Ticket("a", 3, 10), 4.0) == pytest.approx(6.0)
+
+
+def test_not_everybody_is_told_to_come_back_at_once() -> None:
+    q, ticket = flooded(ended_at_s=4.0)
+    promises = [q.promise_room(ticket, 4.0) for _ in range(7)]
+    assert promises == pytest.approx([2, 4, 6, 8, 10, 10, 10])  # as many as have room in the queue, one after the other
+    assert q.promise_room(ticket, 9.0) == pytest.approx(7.5)  # 5 s later; 2.5 s for each, since the two have run for 5 s
+    q, ticket = flooded(ended_at_s=4.0)
+    q.promise_room(ticket, 4.0)
+    assert q.promise_room(ticket, 1000.0) == q.promise_room(ticket, 1000.0) / 2  # old promises are forgotten
 
 
 def test_leaving_twice_or_before_the_turn() -> None:
@@ -251,7 +268,7 @@ def test_all_that_is_accepted_runs_and_the_books_balance(
         assert q.num_queued == sum(t.num_requests for t in waiting)
         assert q.queued_tokens == sum(t.num_tokens for t in waiting)
         assert (q.num_queued <= 8 and q.queued_tokens <= 200) or len(waiting) == 1
-        assert q.room_in_s(ticket, now_s) > 0
+        assert q.promise_room(ticket, now_s) > 0
         if ends and running:
             now_s, _, first = heapq.heappop(running)
             q.leave(first, now_s)

@@ -1,0 +1,95 @@
+"""`hotloop serve MODEL`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hotloop.cli import options as opt
+from hotloop.server.settings import LogFormat
+
+
+def command(
+    model: opt.Model,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 is any free one.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Clients need one of these keys. May be repeated; others on this machine can see it."),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="Keys, one a line. One more is in $HOTLOOP_API_KEY, if that is set.")
+    ] = None,
+    public_metrics: Annotated[bool, typer.Option("--public-metrics", help="/metrics needs no key.")] = False,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(help="What requests call the model; the first is in answers. May be repeated. Default: from MODEL."),
+    ] = None,
+    max_num_seqs: opt.MaxNumSeqs = 32,
+    max_num_batched_tokens: opt.MaxNumBatchedTokens = 512,
+    max_model_len: opt.MaxModelLen = None,
+    block_size: opt.BlockSize = 16,
+    kv_cache_memory_bytes: opt.KvCacheMemoryBytes = None,
+    kv_dtype: opt.KvDtype = "f16",
+    enable_prefix_caching: opt.EnablePrefixCaching = True,
+    scheduling_policy: Annotated[
+        str, typer.Option(help="fcfs or priority: whose requests the engine prefers, whatever their keys.")
+    ] = "fcfs",
+    threads: opt.Threads = None,
+    isa: opt.Isa = None,
+    default_max_tokens: Annotated[
+        int | None, typer.Option(help="Of requests that name no max_tokens. Default: all the room there is.")
+    ] = None,
+    max_tokens_limit: Annotated[int | None, typer.Option(help="No request gets more new tokens.")] = None,
+    max_queued_requests: Annotated[
+        int, typer.Option(help="Requests that may wait for the engine; more get status 429. Every choice is one.")
+    ] = 256,
+    max_queued_tokens: Annotated[
+        int, typer.Option(help="The same of the prompts and max_tokens of those that wait.")
+    ] = 1_000_000,
+    max_requests_per_key: Annotated[
+        int | None, typer.Option(help="That one API key has in the engine at a time; its others wait.")
+    ] = None,
+    max_body_bytes: Annotated[int, typer.Option(help="Of a request; larger ones get status 413.")] = 16 * 2**20,
+    body_timeout_s: Annotated[float, typer.Option(help="For the body of a request to arrive.")] = 30,
+    write_timeout_s: Annotated[float, typer.Option(help="A client that reads nothing so long is dropped.")] = 60,
+    drain_timeout_s: Annotated[
+        float, typer.Option(help="After SIGTERM or Ctrl-C, for running requests to end; a second signal ends at once.")
+    ] = 30,
+    watchdog_s: Annotated[
+        float, typer.Option(help="An engine that has work and completes no step so long is started again.")
+    ] = 60,
+    log_format: Annotated[LogFormat, typer.Option(help="Of what is told on stderr.")] = "human",
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="The log holds prompts and answers, too.")] = False,
+    yes: opt.Yes = False,
+) -> None:
+    """Serve a model to OpenAI clients: /v1/chat/completions, /v1/completions, /v1/models and more.
+
+    The engine runs in a process of its own; should that end, it is started again and its requests go on.
+    """
+    from hotloop.cli.models import require_model
+    from hotloop.server.auth import load_api_keys
+    from hotloop.server.logs import configure_logging
+    from hotloop.server.settings import ServeSettings
+    from hotloop.server.start import run_server
+
+    path = require_model(model, yes=yes)
+    settings = ServeSettings(
+        model_names=tuple(served_model_name or [path.stem if os.path.exists(os.path.expanduser(model)) else model]),
+        host=host, port=port, api_keys=load_api_keys(api_key or [], api_key_file), public_metrics=public_metrics,
+        default_max_tokens=default_max_tokens, max_tokens_limit=max_tokens_limit, max_queued_requests=max_queued_requests,
+        max_queued_tokens=max_queued_tokens, max_requests_per_key=max_requests_per_key, max_body_bytes=max_body_bytes,
+        body_timeout_s=body_timeout_s, write_timeout_s=write_timeout_s, drain_timeout_s=drain_timeout_s,
+        watchdog_s=watchdog_s, log_format=log_format, log_prompts=log_prompts,
+    )  # fmt: skip
+    configure_logging(settings.log_format)
+    engine_options = {
+        "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
+        "block_size": block_size, "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_dtype": kv_dtype,
+        "enable_prefix_caching": enable_prefix_caching, "scheduling_policy": scheduling_policy, "threads": threads,
+        "isa": isa,
+    }  # fmt: skip
+    run_server(path, engine_options, settings)

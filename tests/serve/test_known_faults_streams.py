@@ -1,0 +1,207 @@
+"""Known faults of streaming, stops and characters, against a live `hotloop serve`."""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from serve.conftest import SCRIPTS, Scripted
+from server.serving import Event, choices, finish_reasons, stream, streaming, strict_json, text_of
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+GREEDY = {"temperature": 0}
+
+
+def ask(client: httpx.Client, path: str, body: dict[str, Any]) -> Event:
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    answer: Event = strict_json(response.content)
+    return answer
+
+
+def both(client: httpx.Client, body: dict[str, Any]) -> Event:
+    """The only choice of a completion, after a check that a stream says the same."""
+    answer = ask(client, COMPLETIONS, body)
+    (choice,) = answer["choices"]
+    events = stream(client, COMPLETIONS, {**body, "stream_options": {"include_usage": True}})
+    assert text_of(events) == choice["text"]
+    assert finish_reasons(events) == [choice["finish_reason"]]
+    assert events[-1]["usage"]["completion_tokens"] == answer["usage"]["completion_tokens"]
+    tokens = [token for c in choices(events) if c["logprobs"] for token in c["logprobs"]["tokens"]]
+    assert tokens == (choice["logprobs"]["tokens"] if choice["logprobs"] else [])
+    return {**choice, "completion_tokens": answer["usage"]["completion_tokens"], "events": events}
+
+
+@pytest.mark.parametrize(
+    ("script", "fields", "text", "reason", "num_tokens"),
+    [
+        ("stops", {"stop": "DEFGHIJ"}, "ABC", "stop", 1),  # over four tokens, and it ends inside the last
+        ("stops", {"stop": "E"}, "ABCD", "stop", 2),  # inside a token
+        ("stops", {"stop": ["HIJ", "FG"]}, "ABCDE", "stop", 2),  # the first that is complete
+        ("stops", {"stop": "ABC"}, "", "stop", 0),
+        ("stops", {"stop": "FGH", "include_stop_str_in_output": True}, "ABCDEFGH", "stop", 4),
+        ("stops", {"stop": "DEF", "min_tokens": 3}, "ABCDEFGHIJK", "stop", 6),  # before min_tokens it does not count
+        ("stops", {"stop": None}, "ABCDEFGHIJK", "stop", 6),
+        ("stops", {"stop": []}, "ABCDEFGHIJK", "stop", 6),
+        ("stops", {"stop": "K", "max_tokens": 5}, "ABCDEFGHIJ", "stop", 5),  # on the last token there is room for
+        ("stops", {"max_tokens": 5}, "ABCDEFGHIJK", "length", 5),
+        ("stops", {"max_tokens": 6}, "ABCDEFGHIJK", "stop", 6),  # the end token is the last there is room for
+        ("stops", {"max_tokens": 8, "ignore_eos": True}, "ABCDEFGHIJKab", "length", 8),
+        ("held back", {"stop": "TRE\nAAAA"}, "UNO DUE TRE\nAABB", "stop", 6),
+        ("held back", {"stop": "TRE\nAAAA", "max_tokens": 3}, "UNO DUE TRE", "length", 3),
+        ("held back", {"stop": "TRE\nAABB"}, "UNO DUE ", "stop", 3),
+    ],
+)
+def test_stops_and_lengths(
+    scripted: Scripted, scripted_client: httpx.Client, script: str, fields: dict[str, Any], text: str, reason: str,
+    num_tokens: int,
+) -> None:  # fmt: skip  # known faults B22, B23, B25, B26, B102, B103, B130
+    """num_tokens: those that the text is of; what comes after a stop does not count."""
+    body = {"prompt": scripted.prompts[script], "max_tokens": 50, "logprobs": 0, **GREEDY, **fields}
+    choice = both(scripted_client, body)
+    assert (choice["text"], choice["finish_reason"]) == (text, reason)
+    assert choice["completion_tokens"] == num_tokens
+
+
+def test_a_stop_token_of_the_request(scripted: Scripted, scripted_client: httpx.Client) -> None:  # known fault B130
+    prompt = scripted.prompts["stops"]
+    body = {"prompt": prompt, "max_tokens": 50, "logprobs": 0, "stop_token_ids": [prompt[0] + 3], **GREEDY}
+    choice = both(scripted_client, body)
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("ABCDEF", "stop", prompt[0] + 3)
+    assert both(scripted_client, {**body, "include_stop_str_in_output": True})["text"] == "ABCDEFG"
+
+
+@pytest.mark.parametrize("script", ["split characters", "broken characters"])
+def test_characters_over_tokens(scripted: Scripted, scripted_client: httpx.Client, script: str) -> None:
+    # known faults B18, B29, B30
+    raw = b"".join(piece if isinstance(piece, bytes) else piece.encode() for piece in SCRIPTS[script])
+    choice = both(scripted_client, {"prompt": scripted.prompts[script], "max_tokens": 50, **GREEDY})
+    assert choice["text"] == raw.decode("utf-8", "replace")
+    assert all("\ufffd" in choice["text"] or "\ufffd" not in c["text"] for c in choices(choice["events"]))
+    # Not one character for each byte, and the byte that comes to nothing holds nothing up.
+    assert choice["text"] == {"split characters": "a 😊你 ď!", "broken characters": "\ufffdok\ufffd hello\ufffd"}[script]
+
+
+def test_bytes_of_logprobs_make_the_text(scripted: Scripted, scripted_client: httpx.Client) -> None:  # known fault B18
+    body = {"messages": HI, "logprobs": True, "top_logprobs": 2, "max_tokens": 50, **GREEDY}
+    for answer in (ask(scripted_client, CHAT, body), ask(scripted_client, CHAT, {**body, "temperature": 1, "top_k": 1})):
+        (choice,) = answer["choices"]
+        entries = choice["logprobs"]["content"]
+        assert b"".join(bytes(entry["bytes"]) for entry in entries).decode().startswith(choice["message"]["content"])
+        assert all(entry["logprob"] <= 0 and len(entry["top_logprobs"]) == 2 for entry in entries)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("include", [True, False, None])
+def test_shapes_of_a_streamed_chat(scripted_client: httpx.Client, n: int, include: bool | None) -> None:
+    # known faults B32, B33, B34, B137
+    options = {} if include is None else {"stream_options": {"include_usage": include}}
+    events = stream(scripted_client, CHAT, {"messages": HI, "n": n, "max_tokens": 3, **GREEDY, **options})
+    assert len({(event["id"], event["created"], event["model"], event["system_fingerprint"]) for event in events}) == 1
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    if include:
+        last = events.pop()
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] == 3 * n
+        assert last["usage"]["total_tokens"] == last["usage"]["prompt_tokens"] + 3 * n
+    assert all(event.get("usage") is None for event in events)
+    for index in range(n):
+        first, *rest, last = choices(events, index)
+        assert first["delta"]["role"] == "assistant"
+        assert all("role" not in choice["delta"] for choice in [*rest, last])
+        assert all(choice["finish_reason"] is None and choice["logprobs"] is None for choice in [first, *rest])
+        assert (last["delta"], last["finish_reason"]) == ({}, "length")
+        assert text_of(events, index) == "Hello world!"
+
+
+def test_usage_of_every_chunk(scripted: Scripted, scripted_client: httpx.Client) -> None:  # known fault B33
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": scripted.prompts["words"], "max_tokens": 20, "stream_options": options, **GREEDY}
+    *events, last = stream(scripted_client, COMPLETIONS, body)
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == last["usage"]["completion_tokens"] == 20
+
+
+def test_deltas_of_slow_readers_add_up(scripted: Scripted) -> None:  # known fault B35
+    """The engine is far ahead of these readers, and nothing is lost, repeated or cumulative."""
+    prompts = ["abc", "xyz", "0", "Q", *list(scripted.prompts.values())[:4]]
+
+    def read(prompt: Any) -> str:
+        with scripted.server.client() as client:
+            text = ""
+            with streaming(client, COMPLETIONS, {"prompt": prompt, "max_tokens": 400, **GREEDY}) as events:
+                for number, event in enumerate(events):
+                    if number < 20:
+                        time.sleep(0.02)
+                    text += text_of([event]) if "choices" in event else ""
+            return text
+
+    with ThreadPoolExecutor(8) as pool, scripted.server.client() as client:
+        texts = list(pool.map(read, prompts))
+        answers = [ask(client, COMPLETIONS, {"prompt": p, "max_tokens": 400, **GREEDY}) for p in prompts]
+    assert texts == [answer["choices"][0]["text"] for answer in answers]
+
+
+def test_the_last_piece_is_never_lost(scripted: Scripted) -> None:  # known fault B37
+    def read(number: int) -> str:
+        chance = random.Random(number)
+        text = ""
+        body = {"prompt": scripted.prompts["words"], "max_tokens": 8, **GREEDY}
+        with streaming(client, COMPLETIONS, body) as events:
+            for event in events:
+                time.sleep(chance.choice([0, 0, 0.003]))
+                text += text_of([event]) if "choices" in event else ""
+        return text
+
+    with ThreadPoolExecutor(8) as pool, scripted.server.client() as client:
+        assert set(pool.map(read, range(200))) == {"".join(f" word{i}" for i in range(8))}
+
+
+def test_streams_and_whole_answers_together(scripted: Scripted) -> None:  # known fault B136
+    def read(number: int) -> str:
+        body = {"messages": [{"role": "user", "content": "x" * number}], "max_tokens": 8, **GREEDY}
+        if number % 3:
+            return text_of(stream(client, CHAT, body))
+        text: str = ask(client, CHAT, body)["choices"][0]["message"]["content"]
+        return text
+
+    with ThreadPoolExecutor(12) as pool, scripted.server.client() as client:
+        assert set(pool.map(read, range(1, 25))) == {"Hello world!"}
+
+
+def test_several_prompts_and_choices(tiny_client: httpx.Client) -> None:  # known fault B116
+    body = {"max_tokens": 6, "seed": 3, "n": 2, "logprobs": 1, "ignore_eos": True}
+    for prompts in (["the cat", "a", "the cat"], [[116, 104, 101], [72, 105], [97]]):
+        alone = [ask(tiny_client, COMPLETIONS, {**body, "prompt": prompt}) for prompt in prompts]
+        expected = [(choice["text"], choice["logprobs"]) for answer in alone for choice in answer["choices"]]
+        several = ask(tiny_client, COMPLETIONS, {**body, "prompt": prompts})
+        assert [choice["index"] for choice in several["choices"]] == list(range(6))
+        assert [(choice["text"], choice["logprobs"]) for choice in several["choices"]] == expected
+        for name in ("prompt_tokens", "completion_tokens"):
+            assert several["usage"][name] == sum(answer["usage"][name] for answer in alone)
+        events = stream(tiny_client, COMPLETIONS, {**body, "prompt": prompts})
+        assert [text_of(events, index) for index in range(6)] == [text for text, _ in expected]
+        assert [finish_reasons(events, index) for index in range(6)] == [["length"]] * 6
+
+
+def test_an_error_in_the_middle_of_a_stream(scripted: Scripted, scripted_client: httpx.Client) -> None:  # known fault B134
+    body = {"prompt": "abc", "max_tokens": 39_000, "timeout_s": 0.5, **GREEDY}
+    *events, error = stream(scripted_client, COMPLETIONS, body)
+    assert text_of(events).startswith("defghi")
+    assert all(choice["finish_reason"] is None for choice in choices(events))
+    assert error["error"]["type"] == "timeout_error"
+    assert error["error"]["message"]
+
+
+def test_an_error_before_a_stream_is_a_status(scripted_client: httpx.Client) -> None:  # known fault B134
+    for fields in ({"temperature": -1}, {"prompt": [999_999]}, {"timeout_s": 1e-9}):
+        response = scripted_client.post(COMPLETIONS, json={"prompt": "abc", "stream": True, **fields})
+        assert response.status_code in (400, 408)
+        assert response.json()["error"]["message"]

@@ -1,0 +1,155 @@
+"""More than the server can do: who is refused, who is served, and whose turn it is. And an engine that stands still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from scripted_model import write_scripted_model
+from server.serving import DONE, ServerProcess, finish_reasons, metric, streaming, text_of
+
+COMPLETIONS = "/v1/completions"
+ENDLESS = 90_000
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def model(home: Path) -> Path:
+    path = home / "scripted.gguf"
+    write_scripted_model(path, [["a"]], context_length=100_000)
+    return path
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(40) as pool:
+        yield pool
+
+
+def body(max_tokens: int, **fields: Any) -> dict[str, Any]:
+    return {"prompt": "abc", "max_tokens": max_tokens, "temperature": 0, **fields}
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def queued(client: httpx.Client) -> float:
+    return metric(client, "hotloop:num_requests_queued")
+
+
+def test_a_full_queue_refuses_early_and_says_until_when(home: Path, model: Path, threads: ThreadPoolExecutor) -> None:
+    limits = ["--max-num-seqs", "1", "--max-queued-requests", "8"]
+    with ServerProcess(model, *limits, home=home) as server, server.client() as client:
+        with streaming(client, COMPLETIONS, body(ENDLESS)) as events:
+            next(events)
+            waiting = [threads.submit(client.post, COMPLETIONS, json=body(20)) for _ in range(3)]
+            waiting += [threads.submit(client.post, COMPLETIONS, json=body(20, n=3)) for _ in range(2)]
+            wait_for(lambda: queued(client) == 8)  # one is in the engine, behind the stream
+            start_s = time.monotonic()
+            refused = [threads.submit(client.post, COMPLETIONS, json=body(20, n=1 + i % 2)) for i in range(24)]
+            answers = [answer.result() for answer in refused]
+            assert time.monotonic() - start_s < 20
+            assert {answer.status_code for answer in answers} == {429}
+            assert all("8 requests" in answer.json()["error"]["message"] for answer in answers)
+            retry_s = sorted(int(answer.headers["retry-after"]) for answer in answers)
+            assert retry_s[0] >= 1
+            assert retry_s[-1] > retry_s[0]  # not all at once
+            assert queued(client) == 8
+            assert metric(client, "hotloop:requests_rejected_total") == 24
+        statuses = Counter(answer.result().status_code for answer in waiting)
+        assert statuses == {200: 5}
+        assert queued(client) == 0
+        assert client.post(COMPLETIONS, json=body(5)).status_code == 200
+
+
+def headers(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_keys_take_turns(home: Path, model: Path, threads: ThreadPoolExecutor) -> None:
+    keys = ["--api-key", "a", "--api-key", "b", "--public-metrics"]
+    with ServerProcess(model, "--max-num-seqs", "1", *keys, home=home) as server, server.client() as client:
+        ended: list[str] = []
+
+        def ask(key: str) -> None:
+            answer = client.post(COMPLETIONS, json=body(200), headers=headers(key))
+            assert answer.status_code == 200
+            ended.append(key)
+
+        with server.client(headers=headers("a")) as keyed, streaming(keyed, COMPLETIONS, body(ENDLESS)) as events:
+            next(events)
+            asking = [threads.submit(ask, "a") for _ in range(8)]
+            wait_for(lambda: queued(client) == 7)
+            asking += [threads.submit(ask, "b") for _ in range(2)]
+            wait_for(lambda: queued(client) == 9)
+        for answer in asking:
+            answer.result()
+        assert ended.index("b") <= 3  # behind the one that was in the engine, and one turn of a's
+        assert "b" not in ended[6:]
+
+
+def test_who_leaves_or_is_late_waits_no_longer(home: Path, model: Path) -> None:
+    with (
+        ServerProcess(model, "--max-num-seqs", "1", home=home) as server,
+        server.client() as client,
+        streaming(client, COMPLETIONS, body(ENDLESS)) as events,
+        server.client(timeout_s=0.5) as impatient,
+    ):
+        next(events)
+        for _ in range(3):  # the first gets into the engine
+            with pytest.raises(httpx.ReadTimeout):
+                impatient.post(COMPLETIONS, json=body(5))
+        wait_for(lambda: queued(client) == 0)
+        with ThreadPoolExecutor(1) as pool:
+            behind = pool.submit(client.post, COMPLETIONS, json=body(5))
+            wait_for(lambda: metric(client, "hotloop:num_requests_waiting") == 1)
+            late = client.post(COMPLETIONS, json=body(5, timeout_s=0.3))
+            assert late.status_code == 408
+            assert late.json()["error"]["code"] == "deadline_exceeded"
+            assert next(events)  # A is not B: nobody ended it
+            events.close()  # type: ignore[attr-defined]
+            assert behind.result().status_code == 200
+
+
+def test_an_engine_that_stands_still_shows_and_is_replaced(home: Path, model: Path) -> None:
+    with ServerProcess(model, "--watchdog-s", "3", home=home) as server, server.client() as client:
+        assert client.get("/health").status_code == 200
+        with streaming(client, COMPLETIONS, body(2000)) as events:
+            got = [next(events)]
+            engine = server.engine_pid()
+            os.kill(engine, signal.SIGSTOP)
+            seen: list[tuple[int, str, int]] = []
+
+            def look() -> bool:
+                health, ready = client.get("/health"), client.get("/ready")
+                seen.append((health.status_code, health.json()["reason"], ready.status_code))
+                return health.status_code == 200 and len({status for status, _, _ in seen}) == 2
+
+            wait_for(look)  # ill, then well again
+            assert seen[0][0] == 200  # a step may take a while
+            ill = [reason for status, reason, _ in seen if status == 503]
+            assert ill[0].startswith("no step completed for 1.")
+            assert any("started again" in reason for reason in ill)
+            assert {ready for status, _, ready in seen if status == 503} == {503}
+            got += events
+        assert got[-1] is DONE
+        assert len(text_of(got[:-1])) == 2000
+        assert finish_reasons(got[:-1]) == ["length"]
+        assert server.engine_pid() != engine

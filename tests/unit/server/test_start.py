@@ -1,0 +1,81 @@
+"""Before a server is there: its address, its options."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import socket
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from hotloop.cli.serve import command
+from hotloop.config import EngineConfig
+from hotloop.errors import HotloopError, InvalidRequestError, ModelNotFoundError
+from hotloop.server import start
+from hotloop.server.settings import ServeSettings
+
+
+def settings(**values: Any) -> ServeSettings:
+    return ServeSettings(model_names=("m",), port=0, **values)
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warns"),
+    [("127.0.0.1", (), False), ("localhost", (), False), ("0.0.0.0", (), True), ("0.0.0.0", ("k",), False)],
+)
+def test_an_open_server_is_warned_of(
+    host: str, keys: tuple[str, ...], warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_engine(*args: Any, **options: Any) -> None:
+        raise ModelNotFoundError("none")
+
+    monkeypatch.setattr(start, "start_engine_process", no_engine)
+    with caplog.at_level(logging.WARNING), pytest.raises(ModelNotFoundError):
+        start.run_server("m", {}, settings(host=host, api_keys=keys))
+    assert ("anybody who reaches" in caplog.text) == warns
+
+
+def test_the_port_is_taken_before_the_model_is_loaded() -> None:
+    with start.bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        first.listen()
+        with pytest.raises(HotloopError, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
+            start.bind("127.0.0.1", port)
+        with pytest.raises(ConnectionError), socket.create_connection(("127.0.0.1", port + 1 if port < 65535 else 1)):
+            pass
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "x" * 300, "203.0.113.1", ""])
+def test_addresses_that_are_none(host: str) -> None:
+    with pytest.raises(HotloopError, match="choose another --host or --port"):
+        start.bind(host, 0)
+
+
+def test_ports_that_are_none() -> None:
+    for port in (-1, 65536):
+        with pytest.raises(InvalidRequestError, match=f"port is {port}"):
+            ServeSettings(model_names=("m",), port=port)
+
+
+def test_every_setting_is_an_option_with_the_same_default() -> None:
+    options = inspect.signature(command).parameters
+    for field in fields(ServeSettings):
+        if field.name in ("model_names", "api_keys"):  # --served-model-name, --api-key and others
+            continue
+        assert options[field.name].default == field.default, field.name
+
+
+def test_options_of_the_engine_have_its_defaults() -> None:
+    options = inspect.signature(command).parameters
+    for field in fields(EngineConfig):
+        if field.name in options and field.name != "isa":
+            assert options[field.name].default == field.default, field.name
+
+
+def test_the_line_of_readiness_has_no_keys() -> None:
+    told = start._told(settings(api_keys=("sk-secret",), max_tokens_limit=7))
+    assert "sk-secret" not in told
+    assert "api_keys 1" in told
+    assert "max_tokens_limit 7" in told
