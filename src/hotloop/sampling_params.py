@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hotloop.errors import InvalidRequestError
+from hotloop.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
@@ -31,7 +32,7 @@ class SamplingParams:
     JSON has to. n: how many answers, at most 128; each has its own noise, the first is the answer of n = 1.
     seed: 64 bits; None draws a fresh one, which the output reports. max_tokens: None is all the room there is.
     min_tokens: no stop before so many tokens. stop: strings that end the text. logprobs: raw logprobs of the drawn token
-    and this many top ones per position.
+    and this many top ones per position. structured_outputs: the form that the whole answer must have.
 
     Raises: InvalidRequestError naming the field, its value and the allowed range.
     """
@@ -54,6 +55,7 @@ class SamplingParams:
     logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
@@ -75,6 +77,11 @@ class SamplingParams:
             value = getattr(self, name)
             is_list = isinstance(value, Collection) and not isinstance(value, no_list)
             _check(value is None or is_list, name, value, "a list")
+        structured = self.structured_outputs
+        _check(
+            isinstance(structured, StructuredOutputsParams | None),
+            "structured_outputs", structured, "StructuredOutputsParams",
+        )  # fmt: skip
         _check(self.temperature is None or self.temperature >= 0, "temperature", self.temperature, "0 or more")
         _check(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _check(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")

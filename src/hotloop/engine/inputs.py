@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from hotloop.engine.resume import Resume
 from hotloop.errors import ContextLengthError, InvalidRequestError
 from hotloop.request import Request, RequestId
+from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.sampling_params import MAX_CHOICES, SamplingParams
 from hotloop.text.chat_template import ChatTemplate, encode_chat
 from hotloop.text.tokenizer import Tokenizer
@@ -40,7 +41,8 @@ class InputProcessor:
     """Turns prompts, conversations and resumed requests into Requests. Thread-safe.
 
     max_request_tokens: what a request without max_tokens may grow to, where the KV pool is smaller than the context.
-    recommended: the model's sampling defaults. name: of the model, for messages.
+    recommended: the model's sampling defaults. name: of the model, for messages. grammars: the engine's, if it is in this
+    process.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class InputProcessor:
         max_request_tokens: int | None = None,
         recommended: Mapping[str, Any],
         name: str,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -59,6 +62,7 @@ class InputProcessor:
         self._name = name
         self._ids = count()
         self._template: ChatTemplate | None = None
+        self._grammars = grammars or GrammarCompiler(lambda: tokenizer)
 
     def resolved(self, params: SamplingParams | None) -> SamplingParams:
         """What applies: the request's value, else the model's recommendation, else 1.0 / off."""
@@ -80,12 +84,14 @@ class InputProcessor:
     ) -> Ask:
         """The requests of one prompt, n of them. request_id: its name. arrival_s: time.perf_counter, None for now.
 
+        Takes milliseconds for long prompts, and up to seconds where structured_outputs have to be compiled.
         Raises: InvalidRequestError.
         """
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         _check_options(priority, timeout_s, cache_salt)
         text, ids = self._prompt_token_ids(prompt, parse_special)
         params = self.resolved(params)
+        self._check_structure(params)
         seed = params.seed if params.seed is not None else secrets.randbits(_SEED_BITS)
         name, first = self._identify(request_id)
         request = self._request(first, ids, params, seed, arrival_s, priority, timeout_s, cache_salt)
@@ -114,6 +120,7 @@ class InputProcessor:
             if isinstance(ids, str | bytes) or not isinstance(ids, Sequence) or not _are_integers(ids):
                 raise InvalidRequestError(f"{what} of the resumed request is {ids!r:.60}; it must be a list of integers")
         params = self.resolved(resume.params)
+        self._check_structure(params)
         name, first = self._identify(request_id)
         request = self._request(
             first, list(resume.prompt_ids), params, resume.seed, arrival_s, priority, timeout_s, cache_salt
@@ -139,6 +146,11 @@ class InputProcessor:
             template = ChatTemplate(source, bos_token=self._token_text("bos"), eos_token=self._token_text("eos"))
             self._template = template
         return encode_chat(self.tokenizer, template, messages, max_tokens=self.max_model_len)
+
+    def _check_structure(self, params: SamplingParams) -> None:
+        """The engine compiles it again and must not be the one to find out."""
+        if params.structured_outputs is not None:
+            self._grammars.compile(params.structured_outputs)
 
     def _identify(self, request_id: str | None) -> tuple[str, RequestId]:
         """The name of a request, and the id of its first choice."""

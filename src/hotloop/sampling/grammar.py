@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -48,9 +48,9 @@ class TokenBytes(Protocol):
 class GrammarCompiler:
     """Compiles what requests ask for, and keeps the latest. Thread-safe; `compile` may take a second."""
 
-    def __init__(self, tokens: TokenBytes) -> None:
-        """Its table of tokens is made at the first use, which takes up to a few seconds."""
-        self._tokens = tokens
+    def __init__(self, load_tokens: Callable[[], TokenBytes]) -> None:
+        """load_tokens: called once, at the first use, which takes up to a few seconds."""
+        self._load_tokens = load_tokens
         self._lock = threading.Lock()
         self._table_lock = threading.Lock()
         self._table: LLTokenizer | None = None
@@ -79,21 +79,21 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         source = grammar_source(spec)
-        matcher = LLMatcher(
-            self._token_table(), source.grammar, log_level=0, limits=_limits("schema" if source.is_schema else "grammar")
-        )
+        table = self._token_table()
+        limits = _limits("schema" if source.is_schema else "grammar")
+        matcher = LLMatcher(table, source.grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether there is any beginning
         if matcher.is_error():
             raise InvalidRequestError(f"structured_outputs cannot be enforced: {_reason(matcher)}")
-        return Grammar(matcher, self._tokens.vocab_size)
+        return Grammar(matcher, table.eos_token)
 
     def _token_table(self) -> LLTokenizer:
-        from llguidance import LLTokenizer
+        from llguidance import LLTokenizer, TokenizerWrapper
 
         with self._table_lock:
             if self._table is None:
-                self._table = LLTokenizer(_TokenTable(self._tokens))
+                self._table = LLTokenizer(TokenizerWrapper(_TokenTable(self._load_tokens())))
             return self._table
 
 
@@ -107,7 +107,7 @@ def _limits(kind: str) -> LLParserLimits:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    reason = matcher.get_error().replace("<non-verbose/>", "").strip()
+    reason = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
     if reason == "NoExtensionBias":
         return "no text is allowed by it"
     if reason.startswith("panic"):
@@ -123,7 +123,6 @@ class _TokenTable:
     and which tokens end a request is for the request to say. Special tokens are never text.
     """
 
-    is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, tokens: TokenBytes) -> None:

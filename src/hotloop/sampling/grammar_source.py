@@ -38,7 +38,7 @@ def grammar_source(spec: StructuredOutputsParams) -> GrammarSource:
         _check_embedded_schemas(lark)
         return _lark(lark)
     assert isinstance(spec.json, str | None)
-    schema = {"type": "object"} if spec.json is None else parse_schema(spec.json)
+    schema: dict[str, Any] = {"type": "object"} if spec.json is None else parse_schema(spec.json)
     whitespace: dict[str, Any] = (
         {"whitespace_flexible": False} if spec.disable_any_whitespace else {"whitespace_pattern": _WHITESPACE}
     )
