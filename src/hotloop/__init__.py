@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hotloop.errors import HotloopError
     from hotloop.request import CompletionOutput, RequestOutput
     from hotloop.sampling_params import SamplingParams
+    from hotloop.structured_outputs import StructuredOutputsParams
 
 _HOMES = {
     "LLM": "hotloop.engine.llm",
@@ -19,6 +20,7 @@ _HOMES = {
     "StreamChunk": "hotloop.engine.generation",
     "EngineConfig": "hotloop.config",
     "SamplingParams": "hotloop.sampling_params",
+    "StructuredOutputsParams": "hotloop.structured_outputs",
     "RequestOutput": "hotloop.request",
     "CompletionOutput": "hotloop.request",
     "GenerationError": "hotloop.engine.generation",
@@ -36,6 +38,7 @@ __all__ = [
     "Resume",
     "SamplingParams",
     "StreamChunk",
+    "StructuredOutputsParams",
 ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from hotloop.errors import InvalidRequestError
+from hotloop.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
@@ -55,6 +56,7 @@ class SamplingParams:
     min_tokens: no stop before so many tokens. stop: strings that end the text. truncate_prompt_tokens: only the last ones of
     a longer prompt are used; -1: as many as fit the context. logprobs: of the drawn token and this many top ones per
     position; logprobs_mode: "raw" is before any processing, "processed" is of what the token was drawn from.
+    structured_outputs: the form that the whole answer must have.
 
     Raises: InvalidRequestError naming the field, its value and the allowed range.
     """
@@ -92,6 +94,7 @@ class SamplingParams:
     logprobs_mode: Literal["raw", "processed"] = "raw"
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -108,6 +111,11 @@ class SamplingParams:
             value = getattr(self, name)
             is_list = isinstance(value, Collection) and not isinstance(value, no_list)
             _check(value is None or is_list, name, value, "a list")
+        structured = self.structured_outputs
+        _check(
+            isinstance(structured, StructuredOutputsParams | None),
+            "structured_outputs", structured, "StructuredOutputsParams",
+        )  # fmt: skip
         self._check_ranges()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.engines import assert_idle
-from hotloop import LLM, SamplingParams
+from hotloop import LLM, SamplingParams, StructuredOutputsParams
 from hotloop.engine.core import EngineCore
 from hotloop.request import CompletionOutput
 
@@ -13,9 +13,21 @@ Job = tuple[list[int], SamplingParams]
 ALONE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "threads": 1}
 NUM_JOBS = 32
 
+SCHEMA = StructuredOutputsParams(
+    json={
+        "type": "object", "required": ["name", "tags", "n"], "additionalProperties": False,
+        "properties": {
+            "name": {"type": "string", "maxLength": 6},
+            "tags": {"type": "array", "items": {"enum": ["a", "the"]}, "maxItems": 4},
+            "n": {"type": "integer", "minimum": -50, "maximum": 50},
+        },
+    }
+)  # fmt: skip
+GRAMMAR = StructuredOutputsParams(grammar='root ::= ("the " list "\\n")+\nlist ::= "(" [a-e]? list? ")"')
+
 
 def params_of(i: int, max_tokens: int) -> SamplingParams:
-    """Every kind of sampling, all with logprobs."""
+    """Every kind of sampling, some of answers with a form, all with logprobs."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 0.9, "top_k": 40},
@@ -35,8 +47,11 @@ def params_of(i: int, max_tokens: int) -> SamplingParams:
         },
         {"temperature": 0, "dry_multiplier": 2.0, "dry_allowed_length": 1, "logprobs_mode": "processed"},
         {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.5, "min_tokens": 4},
+        {"temperature": 1.1, "top_p": 0.99, "structured_outputs": SCHEMA},
+        {"temperature": 0.8, "frequency_penalty": 0.3, "min_tokens": 9, "structured_outputs": GRAMMAR},
     ]  # fmt: skip
     kind = kinds[i % len(kinds)]
+    kind["min_tokens"] = min(kind.get("min_tokens", 0), max_tokens)
     return SamplingParams(**{"seed": 1000 + i, "max_tokens": max_tokens, "logprobs": 2, "ignore_eos": i % 3 > 0, **kind})
 
 

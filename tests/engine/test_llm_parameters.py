@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.engines import assert_idle
-from hotloop import LLM, GenerationError, SamplingParams
+from hotloop import LLM, GenerationError, SamplingParams, StructuredOutputsParams
 from hotloop.errors import InvalidRequestError
 from hotloop.request import CompletionOutput
 from hotloop.weights.catalog import catalog
@@ -92,6 +92,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "logprobs": ({}, {"logprobs": 2}),
     "include_stop_str_in_output": ({"stop": some_text}, {"include_stop_str_in_output": True}),
     "skip_special_tokens": ({"ignore_eos": True}, {"skip_special_tokens": False}),
+    "structured_outputs": ({}, {"structured_outputs": StructuredOutputsParams(regex="[a-z]{3,9}")}),
 }
 
 

@@ -85,10 +85,15 @@ def test_streams_are_counted_and_timed(url: str) -> None:  # known fault B107
     assert prompt_tokens == values["request_prompt_tokens_sum"] == values["prefix_cache_queries_total"] > 0
 
 
-def test_a_client_that_leaves_is_counted_as_such(url: str, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_down(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long request does not end before the test does something to it."""
     core = llm._pump.client._core
     step = core.step
-    monkeypatch.setattr(core, "step", lambda: (time.sleep(0.01), step())[1])  # it does not end before the client leaves
+    monkeypatch.setattr(core, "step", lambda: (time.sleep(0.01), step())[1])
+
+
+def test_a_client_that_leaves_is_counted_as_such(url: str, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(llm, monkeypatch)
     with httpx.Client(base_url=url, timeout=60) as client:
         body = {**BODY, "max_tokens": 1500, "stream": True, "n": 2}
         with client.stream("POST", "/v1/completions", json=body) as response:
@@ -103,6 +108,41 @@ def test_a_client_that_leaves_is_counted_as_such(url: str, llm: AsyncLLM, monkey
     }
     assert values["request_params_n_sum"] == 2
     assert values["generation_tokens_total"] < 3000
+
+
+def test_the_queue_is_counted(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one runs: one waits until its time is over, one until its client leaves; meanwhile one more is too many."""
+    slow_down(llm, monkeypatch)
+
+    async def main(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+
+            async def ask(**fields: object) -> httpx.Response:
+                return await client.post("/v1/completions", json=BODY | fields)
+
+            async def until(name: str, value: float) -> None:
+                while scrape(url).get(name, 0) != value:
+                    await asyncio.sleep(0.01)
+
+            running = asyncio.create_task(ask(max_tokens=1500))
+            await until("num_requests_running", 1)
+            assert (await ask(timeout_s=0.05)).status_code == 408
+            waiting = asyncio.create_task(ask())
+            await until("num_requests_queued", 1)
+            assert scrape(url)["num_requests_waiting"] == 1
+            assert (await ask()).status_code == 429
+            waiting.cancel()
+            await until("num_requests_queued", 0)
+            running.cancel()
+            await until("http_responses_total{499}", 2)
+
+    with live_server(llm, capacity=1, max_queued_requests=1) as url:
+        asyncio.run(main(url))
+        values = idle(url)
+    for reason in ("deadline", "overloaded", "left"):
+        assert values[f"requests_rejected_total{{{reason}}}"] == 1
+    assert values["request_success_total{abort}"] == 1
+    assert [values[f"http_responses_total{{{status}}}"] for status in (408, 429)] == [1, 1]
 
 
 @pytest.mark.parametrize(

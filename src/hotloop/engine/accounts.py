@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hotloop.kv_cache.layout import KVLayout
 from hotloop.request import FinishReason, Request, RequestId, TokenDelta, TokenLogprobs
 from hotloop.sampling.draw import Draw
+from hotloop.sampling.grammar import Constraint
 from hotloop.sampling.state import SamplerState
 from hotloop.scheduler.output import SchedulerOutput
 from hotloop.telemetry.timings import RequestClock
@@ -15,11 +16,13 @@ from hotloop.telemetry.timings import RequestClock
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """What the core holds of a request beside its blocks. sampler: from its first draw on."""
+    """What the core holds of a request beside its blocks. sampler: from its first draw on. constraint: if its answer has to
+    have a form."""
 
     request: Request
     clock: RequestClock
     sampler: SamplerState | None = None
+    constraint: Constraint | None = None
 
 
 class Accounts:

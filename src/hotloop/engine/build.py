@@ -1,14 +1,17 @@
-"""build_core: from an open model file to an engine core. All that an engine process needs, and no text."""
+"""build_core: from an open model file to an engine core. All that an engine process needs, and no text but for grammars."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 from hotloop.config import EngineConfig
 from hotloop.engine.client import EngineInfo
 from hotloop.engine.core import EngineCore
 from hotloop.engine.model_runner import ModelRunner
+from hotloop.sampling.grammar import GrammarCompiler
+from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.gguf import GGUFFile
 
 _log = logging.getLogger(__name__)
@@ -24,7 +27,8 @@ class BuiltCore:
 def build_core(gguf: GGUFFile, config: EngineConfig) -> BuiltCore:
     """Load the weights and start the thread team. Raises as `ModelRunner`."""
     runner = ModelRunner(gguf, config)
-    core = EngineCore(runner, runner.resolved_config)
+    path = gguf.path
+    core = EngineCore(runner, runner.resolved_config, grammars=GrammarCompiler(lambda: _tokenizer(path)))
     info = EngineInfo(
         config=runner.resolved_config, num_blocks=runner.num_blocks, block_bytes=runner.layout.block_bytes,
         max_request_tokens=core.scheduler.max_request_tokens, vocab_size=runner.vocab_size,
@@ -38,3 +42,8 @@ def build_core(gguf: GGUFFile, config: EngineConfig) -> BuiltCore:
             info.max_request_tokens, info.max_model_len,
         )  # fmt: skip
     return BuiltCore(runner, core, info)
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    with GGUFFile.open(path) as gguf:
+        return Tokenizer.from_metadata(gguf.metadata)

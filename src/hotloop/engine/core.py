@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,15 @@ from hotloop.engine.accounts import Accounts, Live, token_deltas
 from hotloop.engine.arithmetic import own_arithmetic
 from hotloop.engine.batch_builder import BatchBuilder
 from hotloop.engine.checks import check_vocabulary
+from hotloop.engine.compiling import Compiling, Grammars
 from hotloop.engine.faults import draw_rows, message_of
+from hotloop.engine.masks import Masks
 from hotloop.engine.runner import Runner
 from hotloop.errors import InvalidRequestError
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.request import ErrorKind, FinishReason, Request, RequestId, TokenDelta
 from hotloop.sampling.draw import Draw, Row, Sampler
+from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.sampling.state import SamplerState
 from hotloop.scheduler.limits import SchedulerLimits
 from hotloop.scheduler.output import ScheduledRequest, SchedulerOutput
@@ -31,16 +35,27 @@ from hotloop.telemetry.timings import RequestClock
 
 _log = logging.getLogger(__name__)
 
+_COMPILING_WAIT_S = 0.005  # a step's, where nobody has work but those that compile
+
+Drawing: TypeAlias = tuple[Live, int, RequestId]  # who draws, from which row of logits, and whose forward pass gave it
+
 
 class EngineCore:
     """Runs all requests that are there, together: every step computes some tokens of each and draws where a request is
     at its last token.
 
-    config: only what concerns scheduling and the prefix cache; sizes are the runner's. Not thread-safe;
-    `client.InProcessClient` is.
+    config: only what concerns scheduling and the prefix cache; sizes are the runner's. grammars: None if no request has
+    structured_outputs. Not thread-safe; `client.InProcessClient` is.
     """
 
-    def __init__(self, runner: Runner, config: EngineConfig, policies: Policies | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        policies: Policies | None = None,
+        *,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self.runner = runner
         self.steps = StepLog()
         self.report: StepReport | None = None  # of the latest step, once there was one
@@ -59,6 +74,8 @@ class EngineCore:
             max_requests=runner.max_num_seqs, max_tokens=runner.max_tokens, max_model_len=runner.max_model_len,
         )  # fmt: skip
         self._sampler = Sampler(runner.isa)
+        self._compiling = None if grammars is None else Compiling(grammars)
+        self._masks = Masks(runner.vocab_size)
         self._accounts = Accounts(layout)
         self._live: dict[RequestId, Live] = {}
         self._unfinished: SchedulerOutput | None = None  # scheduled, and interrupted before anything changed
@@ -72,6 +89,9 @@ class EngineCore:
         )
         self.scheduler = Scheduler(self.kv_cache, self._limits, self._policies)
         self._live.clear()
+        self._refused: list[TokenDelta] = []  # of those whose grammar turned out wrong
+        if self._compiling is not None:
+            self._compiling.forget()
         self._unfinished = None
         self._is_changing = False
         self._builder.forget()
@@ -87,6 +107,8 @@ class EngineCore:
         CapacityError if it can never fit in the KV pool.
         """
         check_vocabulary(request, self.runner.vocab_size)
+        if self._compiling is None and request.params.structured_outputs is not None:
+            raise InvalidRequestError("structured_outputs: this engine has no tokenizer; leave it out")
         self.scheduler.check(request)
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -97,7 +119,36 @@ class EngineCore:
                 raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         for request in requests:
             self._live[request.request_id] = Live(request, RequestClock(request.arrival_s or time.perf_counter()))
+        if self._compiling is None:
+            self._admit(requests, {})
+        elif (grammars := self._compiling.cached(requests)) is not None:
+            self._admit(requests, grammars)
+        else:
+            self._compiling.start(requests)
+
+    def _admit(self, requests: Sequence[Request], grammars: Grammars) -> None:
+        for request in requests:
+            if request.params.structured_outputs is not None:
+                grammar = grammars[request.params.structured_outputs]
+                self._live[request.request_id].constraint = grammar.start(request.stop_token_ids)
         self.scheduler.add(requests)
+
+    def _admit_compiled(self) -> None:
+        """Those whose grammars have been compiled since the last step."""
+        if self._compiling is None or self._compiling.is_idle:
+            return
+        if not self.scheduler.has_work:
+            self._compiling.wait(_COMPILING_WAIT_S)
+        self._is_changing = True
+        for requests, job in self._compiling.take_done():
+            requests = [request for request in requests if self._lives(request)]
+            error = job.exception()
+            if error is None:
+                self._admit(requests, job.result())
+            else:
+                message = message_of(error) if isinstance(error, Exception) else str(error)
+                self._refused += [self._end(request.request_id, message) for request in requests]
+        self._is_changing = False
 
     def abort(self, request_id: RequestId) -> None:
         """Drop a request in whatever state it is; an unknown id is fine."""
@@ -127,16 +178,21 @@ class EngineCore:
 
     def _step(self) -> list[TokenDelta]:
         start_s = time.perf_counter()
+        self._admit_compiled()
         output = self._schedule(start_s)
         scheduled_s = time.perf_counter()
         if not output.scheduled:
             self._unfinished = None
-            deltas = self._expired(output)
+            deltas = self._take_refused() + self._expired(output)
             self.report = self.report_of()
             return deltas
         if output.block_copies:
             self.runner.copy_blocks(output.block_copies)
         batch = self._builder.build(output.scheduled, self.kv_cache.block_tables)
+        drawing = self._drawing(output)
+        self._masks.start(
+            [(live.constraint, live.request.output_token_ids) for live, _, _ in drawing if live.constraint is not None]
+        )
         built_s = time.perf_counter()
         failed: dict[RequestId, str] = {}
         try:
@@ -144,10 +200,10 @@ class EngineCore:
         except Exception as error:
             logits = self._forward_one_by_one(output.scheduled, error, failed)
         forwarded_s = time.perf_counter()
-        owners, results = self._draw(output, logits, failed)
+        owners, results = self._draw(drawing, logits, failed)
         drawn_s = time.perf_counter()
         self._unfinished, self._is_changing = None, True
-        deltas = self._expired(output)
+        deltas = self._take_refused() + self._expired(output)
         for request_id, message in failed.items():
             deltas.append(self._end(request_id, message))
             self.scheduler.abort(request_id)
@@ -197,12 +253,13 @@ class EngineCore:
         return output
 
     def _without_the_dead(self, output: SchedulerOutput) -> SchedulerOutput:
-        def lives(request: Request) -> bool:
-            live = self._live.get(request.request_id)
-            return live is not None and live.request is request
-
+        lives = self._lives
         forks = {parent: tuple(c for c in children if lives(c)) for parent, children in output.forks.items()}
         return replace(output, scheduled=tuple(s for s in output.scheduled if lives(s.request)), forks=forks)
+
+    def _lives(self, request: Request) -> bool:
+        live = self._live.get(request.request_id)
+        return live is not None and live.request is request
 
     def _restart_orphans(self, output: SchedulerOutput) -> None:
         """Choices that were to fork off a request that has left since: nobody computes the rest of their prompt."""
@@ -235,37 +292,53 @@ class EngineCore:
             index += entry.draws
         return rows
 
-    def _draw(
-        self, output: SchedulerOutput, logits: NDArray[np.float32], failed: dict[RequestId, str]
-    ) -> tuple[list[Live], list[Draw]]:
-        """Tokens of the requests at their end, and of the choices that fork off them. Adds to ``failed``."""
-        owners: list[Live] = []
-        rows: list[Row] = []
-        logits_rows: list[int] = []
+    def _drawing(self, output: SchedulerOutput) -> list[Drawing]:
+        """Who draws a token: the requests at their end, and the choices that fork off them."""
+        drawing: list[Drawing] = []
         index = -1
         for entry in output.scheduled:
             if not entry.draws:
                 continue
             index += 1
-            request = entry.request
-            children = output.forks.get(request.request_id, ())
-            if request.request_id in failed:
-                failed.update({child.request_id: failed[request.request_id] for child in children})
-                continue
-            for drawing in (request, *children) if children else (request,):
-                live = self._live[drawing.request_id]
+            request_id = entry.request.request_id
+            for request in (entry.request, *output.forks.get(request_id, ())):
+                live = self._live[request.request_id]
                 if live.sampler is None:
-                    live.sampler = self._sampler_state(drawing)
+                    live.sampler = self._sampler_state(request)
+                drawing.append((live, index, request_id))
+        return drawing
+
+    def _draw(
+        self, drawing: Sequence[Drawing], logits: NDArray[np.float32], failed: dict[RequestId, str]
+    ) -> tuple[list[Live], list[Draw]]:
+        """Their tokens. Adds to ``failed``, which has those whose forward pass failed."""
+        masks = iter(self._masks.finish())
+        unforwarded = dict(failed)
+        owners: list[Live] = []
+        rows: list[Row] = []
+        logits_rows: list[int] = []
+        for live, index, computing_id in drawing:
+            assert live.sampler is not None
+            mask = None if live.constraint is None else next(masks)
+            if computing_id in unforwarded:
+                failed[live.request.request_id] = unforwarded[computing_id]
+            elif isinstance(mask, Exception):
+                failed[live.request.request_id] = message_of(mask)
+            else:
                 owners.append(live)
-                rows.append(Row(live.sampler, drawing.num_tokens))
+                rows.append(Row(live.sampler, live.request.num_tokens, mask=mask))
                 logits_rows.append(index)
         results = draw_rows(self._sampler, logits, rows, logits_rows)
         drawn: list[tuple[Live, Draw]] = []
         for live, result in zip(owners, results, strict=True):
-            if isinstance(result, Draw):
+            try:
+                if not isinstance(result, Draw):
+                    raise result
+                if live.constraint is not None and result.token_id not in live.request.stop_token_ids:
+                    live.constraint.push(result.token_id)
                 drawn.append((live, result))
-            else:
-                failed[live.request.request_id] = message_of(result)
+            except Exception as error:
+                failed[live.request.request_id] = message_of(error)
         return [live for live, _ in drawn], [result for _, result in drawn]
 
     def _sampler_state(self, request: Request) -> SamplerState:
@@ -288,7 +361,8 @@ class EngineCore:
             assert live.sampler is not None
             live.sampler.push(token_id, result.mirostat_mu)
             request.mirostat_mu = result.mirostat_mu
-            if token_id in request.stop_token_ids:
+            is_complete = live.constraint is not None and live.constraint.is_complete
+            if token_id in request.stop_token_ids or is_complete:
                 ended[request.request_id] = "stop"
             elif len(request.output_token_ids) + 1 >= request.max_tokens:
                 ended[request.request_id] = "length"
@@ -296,6 +370,10 @@ class EngineCore:
         return ended
 
     # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _take_refused(self) -> list[TokenDelta]:
+        refused, self._refused = self._refused, []
+        return refused
 
     def _expired(self, output: SchedulerOutput) -> list[TokenDelta]:
         message = "the request's deadline passed"
@@ -308,7 +386,7 @@ class EngineCore:
 
     def _give_up(self, message: str) -> list[TokenDelta]:
         """End all requests with an error and start over with an empty cache."""
-        deltas = [TokenDelta(request_id, (), (), None, message) for request_id in self._live]
+        deltas = self._refused + [TokenDelta(request_id, (), (), None, message) for request_id in self._live]
         self._reset()
         self.report = self.report_of()
         return deltas

@@ -121,10 +121,11 @@ class Generation:
         choice.logprobs += delta.logprobs
         choice.num_drawn += len(delta.token_ids)
         emitted_s = delta.timeline.last_token_s if delta.timeline is not None else 0.0
-        new = choice.processor.push(delta.token_ids, ends_with_stop_token=delta.finish_reason == "stop")
+        is_stop_token = delta.finish_reason == "stop" and delta.token_ids[-1] in choice.request.stop_token_ids
+        new = choice.processor.push(delta.token_ids, ends_with_stop_token=is_stop_token)
         chunks = self._emit(choice, new, emitted_s)
         if new.finish_reason is None and delta.finish_reason is not None:
-            if delta.finish_reason == "stop" and delta.token_ids[-1] not in self._tokenizer.eos_token_ids:
+            if is_stop_token and delta.token_ids[-1] not in self._tokenizer.eos_token_ids:
                 choice.output.stop_reason = delta.token_ids[-1]
             chunks += self._emit(choice, choice.processor.finish(delta.finish_reason), emitted_s)
         if choice.output.finish_reason is not None:

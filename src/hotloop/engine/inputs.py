@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from hotloop.engine.resume import Resume
 from hotloop.errors import ContextLengthError, InvalidRequestError
 from hotloop.request import Request, RequestId
+from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.sampling_params import MAX_CHOICES, SamplingParams
 from hotloop.text.chat_template import ChatTemplate, encode_chat
 from hotloop.text.tokenizer import Tokenizer
@@ -43,7 +44,8 @@ class InputProcessor:
     """Turns prompts, conversations and resumed requests into Requests. Thread-safe.
 
     max_request_tokens: what a request without max_tokens may grow to, where the KV pool is smaller than the context.
-    recommended: the model's sampling defaults. name: of the model, for messages.
+    recommended: the model's sampling defaults. name: of the model, for messages. grammars: the engine's, if it is in this
+    process.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class InputProcessor:
         max_request_tokens: int | None = None,
         recommended: Mapping[str, Any],
         name: str,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -63,6 +66,7 @@ class InputProcessor:
         self._words = Words(tokenizer)
         self._ids = count()
         self._template: ChatTemplate | None = None
+        self._grammars = grammars or GrammarCompiler(lambda: tokenizer)
 
     def resolved(self, params: SamplingParams | None) -> SamplingParams:
         """What applies: the request's value, else the model's recommendation, else 1.0 / off."""
@@ -84,11 +88,13 @@ class InputProcessor:
     ) -> Ask:
         """The requests of one prompt, n of them. request_id: its name. arrival_s: time.perf_counter, None for now.
 
+        Takes milliseconds for long prompts, and up to seconds where structured_outputs have to be compiled.
         Raises: InvalidRequestError.
         """
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         _check_options(priority, timeout_s, cache_salt)
         params = self.resolved(params)
+        self._check_structure(params)
         text, ids = self._prompt_token_ids(prompt, parse_special, truncates=params.truncate_prompt_tokens is not None)
         ids, num_truncated = self._truncated(ids, params.truncate_prompt_tokens)
         seed = params.seed if params.seed is not None else secrets.randbits(_SEED_BITS)
@@ -119,6 +125,7 @@ class InputProcessor:
             if isinstance(ids, str | bytes) or not isinstance(ids, Sequence) or not _are_integers(ids):
                 raise InvalidRequestError(f"{what} of the resumed request is {ids!r:.60}; it must be a list of integers")
         params = self.resolved(resume.params)
+        self._check_structure(params)
         mu = resume.mirostat_mu
         if mu is not None and (type(mu) is not float or not math.isfinite(mu)):
             raise InvalidRequestError(f"mirostat_mu of the resumed request is {mu!r:.60}; it must be what Resume.of gave")
@@ -149,6 +156,11 @@ class InputProcessor:
             template = ChatTemplate(source, bos_token=self._token_text("bos"), eos_token=self._token_text("eos"))
             self._template = template
         return encode_chat(self.tokenizer, template, messages, max_tokens=self.max_model_len)
+
+    def _check_structure(self, params: SamplingParams) -> None:
+        """The engine compiles it again and must not be the one to find out."""
+        if params.structured_outputs is not None:
+            self._grammars.compile(params.structured_outputs)
 
     def _identify(self, request_id: str | None) -> tuple[str, RequestId]:
         """The name of a request, and the id of its first choice."""

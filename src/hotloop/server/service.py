@@ -17,7 +17,7 @@ from hotloop.server.admission import Admission
 from hotloop.server.bodies import Body
 from hotloop.server.logs import note_output
 from hotloop.server.settings import ServeSettings
-from hotloop.telemetry.prometheus import EndReason, Metrics
+from hotloop.telemetry.prometheus import EndReason, Metrics, RejectReason
 
 
 class Health(Protocol):
@@ -67,8 +67,8 @@ class Service:
             try:
                 turn = self.admission.enter(key, num_requests, num_tokens, body.priority, deadline_s)
                 await stack.enter_async_context(turn)
-            except (OverloadedError, DeadlineError) as error:
-                self.metrics.rejected("overloaded" if isinstance(error, OverloadedError) else "deadline")
+            except BaseException as error:
+                self.metrics.rejected(_why_it_never_ran(error))
                 raise
             parts = await stack.enter_async_context(aclosing(self._run_admitted(asks, log)))
             async for part in parts:
@@ -102,3 +102,11 @@ class Service:
         finally:
             for _ in running:
                 self.metrics.request_finished(None, reason)
+
+
+def _why_it_never_ran(error: BaseException) -> RejectReason:
+    if isinstance(error, OverloadedError):
+        return "overloaded"
+    if isinstance(error, DeadlineError):
+        return "deadline"
+    return "shutdown" if isinstance(error, HotloopError) else "left"

@@ -20,6 +20,7 @@ from hotloop.telemetry.series import Counter, Histogram, one_two_five
 from hotloop.telemetry.steps import StepRecord, StepReport
 
 EndReason = Literal["stop", "length", "abort", "deadline", "error"]
+RejectReason = Literal["invalid", "overloaded", "deadline", "left", "shutdown"]
 
 _STEP_PARTS = ("schedule", "build", "forward", "sample", "emit")
 _REQUEST_PARTS = (
@@ -109,7 +110,9 @@ class Metrics(Collector):
 
     def _make_request_series(self, token_bounds: Sequence[float]) -> None:
         self._ends = Counter("hotloop:request_success", "Requests that ended.", "finished_reason", get_args(EndReason))
-        self._rejections = Counter("hotloop:requests_rejected", "Requests refused before they ran.", "reason")
+        self._rejections = Counter(
+            "hotloop:requests_rejected", "Requests that never ran.", "reason", get_args(RejectReason)
+        )
         self._responses = Counter("hotloop:http_responses", "HTTP responses to all requests.", "status")
         self._prompt_tokens = Counter("hotloop:prompt_tokens", "Prompt tokens of requests given to the engine.")
         self._prompt_sizes = Histogram("hotloop:request_prompt_tokens", "Prompt tokens per request.", token_bounds)
@@ -231,8 +234,8 @@ class Metrics(Collector):
         for part in _REQUEST_PARTS:
             self._request_parts.add(timings[f"{part}_s"], part)
 
-    def rejected(self, reason: str) -> None:
-        """A request was refused before it ran. reason: one of few words."""
+    def rejected(self, reason: RejectReason) -> None:
+        """A request ended before it ran."""
         self._rejections.add(1, reason)
 
     def responded(self, status: int) -> None:

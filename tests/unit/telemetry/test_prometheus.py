@@ -230,7 +230,6 @@ def names_in(text: str) -> set[str]:
 
 def test_the_dashboard_and_the_page_name_what_there_is() -> None:
     metrics = Engine().metrics
-    metrics.rejected("overloaded")
     metrics.responded(200)
     metrics.on_restart("died")
     families = list(text_string_to_metric_families(metrics.render().decode()))

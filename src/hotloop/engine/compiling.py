@@ -1,0 +1,63 @@
+"""Compiling: requests wait here for their grammars, which are compiled beside the steps, before the scheduler sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import TypeAlias
+
+from hotloop.engine.side_thread import SideThread
+from hotloop.request import Request
+from hotloop.sampling.grammar import Grammar, GrammarCompiler
+from hotloop.structured_outputs import StructuredOutputsParams
+
+Grammars: TypeAlias = Mapping[StructuredOutputsParams, Grammar]
+
+
+class Compiling:
+    """The requests that wait for grammars."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._thread = SideThread("hotloop-grammars")
+        self._jobs: list[tuple[Sequence[Request], Future[Grammars]]] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._jobs
+
+    def cached(self, requests: Sequence[Request]) -> Grammars | None:
+        """The grammars of the requests, unless some are yet to be compiled."""
+        grammars = {}
+        for spec in _specs(requests):
+            grammar = self._compiler.cached(spec)
+            if grammar is None:
+                return None
+            grammars[spec] = grammar
+        return grammars
+
+    def start(self, requests: Sequence[Request]) -> None:
+        specs = _specs(requests)
+
+        def compile_all() -> Grammars:
+            return {spec: self._compiler.compile(spec) for spec in specs}
+
+        self._jobs.append((requests, self._thread.submit(compile_all)))
+
+    def take_done(self) -> list[tuple[Sequence[Request], Future[Grammars]]]:
+        """Requests whose grammars are there, or could not be compiled."""
+        done = [entry for entry in self._jobs if entry[1].done()]
+        self._jobs = [entry for entry in self._jobs if entry not in done]
+        return done
+
+    def wait(self, timeout_s: float) -> None:
+        """Until some are done."""
+        wait([job for _, job in self._jobs], timeout_s, "FIRST_COMPLETED")
+
+    def forget(self) -> None:
+        """All requests."""
+        self._jobs.clear()
+
+
+def _specs(requests: Sequence[Request]) -> set[StructuredOutputsParams]:
+    return {spec for request in requests if (spec := request.params.structured_outputs) is not None}

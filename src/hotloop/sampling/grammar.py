@@ -1,0 +1,218 @@
+"""Structured output: which tokens may come next, so that the answer keeps to a schema, regex, choice or grammar.
+
+llguidance parses; this decides what goes in (bytes of the tokens, limits) and what ends an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.sampling.grammar_source import grammar_source
+from hotloop.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+_log = logging.getLogger(__name__)
+
+Mask = NDArray[np.uint32]
+
+_MAX_GRAMMARS = 16  # kept compiled
+_MAX_LEXER_STATES = 20_000  # 1 to 2 kB each
+# Steps of a parser are quadratic in the items of a row. Schemas give long but simple rows, one item for each property that
+# may come next; of a grammar that anybody may write, 500 keep the slowest step near 15 ms.
+_MAX_ROW_ITEMS = {"schema": 2000, "grammar": 500}
+_MAX_MESSAGE = 300
+
+
+class TokenBytes(Protocol):
+    """The part of a tokenizer that structured output needs."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def adds_leading_space(self) -> bool: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def is_special(self, token_id: int) -> bool: ...
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
+
+
+class GrammarCompiler:
+    """Compiles what requests ask for, and keeps the latest. Thread-safe; `compile` may take a second."""
+
+    def __init__(self, load_tokens: Callable[[], TokenBytes]) -> None:
+        """load_tokens: called once, at the first use, which takes up to a few seconds."""
+        self._load_tokens = load_tokens
+        self._lock = threading.Lock()
+        self._table_lock = threading.Lock()
+        self._table: LLTokenizer | None = None
+        self._grammars: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
+
+    def cached(self, spec: StructuredOutputsParams) -> Grammar | None:
+        """What is compiled already."""
+        with self._lock:
+            grammar = self._grammars.get(spec)
+            if grammar is not None:
+                self._grammars.move_to_end(spec)
+            return grammar
+
+    def compile(self, spec: StructuredOutputsParams) -> Grammar:
+        """Raises InvalidRequestError with the reason if the grammar cannot be enforced."""
+        grammar = self.cached(spec)
+        if grammar is None:
+            grammar = self._compile(spec)
+            with self._lock:
+                self._grammars[spec] = grammar
+                while len(self._grammars) > _MAX_GRAMMARS:
+                    self._grammars.popitem(last=False)
+        return grammar
+
+    def _compile(self, spec: StructuredOutputsParams) -> Grammar:
+        from llguidance import LLMatcher
+
+        source = grammar_source(spec)
+        table = self._token_table()
+        limits = _limits("schema" if source.is_schema else "grammar")
+        matcher = LLMatcher(table, source.grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # finds out whether there is any beginning
+        if matcher.is_error():
+            raise InvalidRequestError(f"structured_outputs cannot be enforced: {_reason(matcher)}")
+        return Grammar(matcher, table.eos_token)
+
+    def _token_table(self) -> LLTokenizer:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        with self._table_lock:
+            if self._table is None:
+                self._table = LLTokenizer(TokenizerWrapper(_TokenTable(self._load_tokens())))
+            return self._table
+
+
+def _limits(kind: str) -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=_MAX_ROW_ITEMS[kind], max_lexer_states=_MAX_LEXER_STATES, initial_lexer_fuel=300_000,
+        step_lexer_fuel=100_000, max_grammar_size=200_000, verbose_errors=False,
+    )  # fmt: skip
+
+
+def _reason(matcher: LLMatcher) -> str:
+    reason = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    if reason == "NoExtensionBias":
+        return "no text is allowed by it"
+    if reason.startswith("panic"):
+        _log.error("llguidance failed: %s", reason)
+        return "the parser failed"
+    return reason if len(reason) <= _MAX_MESSAGE else reason[:_MAX_MESSAGE] + " ..."
+
+
+class _TokenTable:
+    """What llguidance wants to know of a tokenizer, in its own names.
+
+    Its end token is one that the model does not have, vocab_size: whether it is allowed tells whether the answer may end,
+    and which tokens end a request is for the request to say. Special tokens are never text.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokens: TokenBytes) -> None:
+        end = tokens.vocab_size
+        self.tokens = [*map(tokens.token_bytes, range(end)), b"<end>"]
+        self.special_token_ids = [*filter(tokens.is_special, range(end)), end]
+        self.eos_token_id = end
+        self._tokenizer = tokens
+
+    def __call__(self, text: str) -> list[int]:
+        """Text that can only go on in one way is written in the tokens that the model would use for it."""
+        tokenizer = self._tokenizer
+        if not tokenizer.adds_leading_space:
+            return tokenizer.encode(text, add_special=False)
+        ids = tokenizer.encode("\n" + text, add_special=False)
+        begin, start = 0, b""
+        while start not in (b"\n", b" \n") and begin < len(ids):
+            start += tokenizer.token_bytes(ids[begin])
+            begin += 1
+        return ids[begin:]
+
+
+class Grammar:
+    """A compiled grammar."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        """matcher: at the beginning; copies of it share what they find out about the grammar's lexemes."""
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def start(self, stop_token_ids: Collection[int] = ()) -> Constraint:
+        """The constraint of one request. stop_token_ids: end it, and are allowed where the grammar is complete only."""
+        return Constraint(self._matcher.deep_copy(), self._vocab_size, stop_token_ids)
+
+
+class Constraint:
+    """A pure fold over a request's output ids: which token may be the next. Not thread-safe."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, stop_token_ids: Collection[int]) -> None:
+        self._matcher = matcher
+        self._num_words = vocab_size // 32 + 1  # of vocab_size tokens and the end
+        self._end_word, self._end_bit = vocab_size // 32, np.uint32(1 << vocab_size % 32)
+        stops: Mask = np.zeros(max([vocab_size, *stop_token_ids]) // 32 + 1, np.uint32)
+        for token_id in stop_token_ids:
+            stops[token_id // 32] |= np.uint32(1 << token_id % 32)
+        self._stop_words = np.flatnonzero(stops)
+        self._stop_bits = stops[self._stop_words]
+        self._num_pushed = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar allows nothing more."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def fill_mask(self, mask: Mask, output_token_ids: Sequence[int]) -> None:
+        """Write which tokens may follow ``output_token_ids``, without the GIL for the most part.
+
+        mask: uint32 [w], bit id % 32 of word id / 32; w x 32 is more than the ids of the tokenizer.
+        Raises: HotloopError if the output does not keep to the grammar, or if that has become too complex to go on.
+        """
+        self._sync(output_token_ids)
+        mask[self._num_words :] = 0
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, self._num_words * mask.itemsize)
+        self._check()
+        may_end = mask[self._end_word] & self._end_bit
+        mask[self._end_word] &= ~self._end_bit
+        if may_end:
+            mask[self._stop_words] |= self._stop_bits
+        else:
+            mask[self._stop_words] &= ~self._stop_bits
+
+    def push(self, token_id: int) -> None:
+        """The output grows by this id, which the mask allows and which is no stop id. Raises HotloopError as ``fill_mask``."""
+        self._matcher.consume_token(token_id)
+        self._check()
+        self._num_pushed += 1
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last ``num_tokens`` ids pushed."""
+        self._matcher.rollback(num_tokens)
+        self._check()
+        self._num_pushed -= num_tokens
+
+    def _sync(self, output_token_ids: Sequence[int]) -> None:
+        """Pushed are those, all of them and nothing else: a request may be resumed, or a step done again."""
+        if self._num_pushed > len(output_token_ids):
+            self.rollback(self._num_pushed - len(output_token_ids))
+        for token_id in output_token_ids[self._num_pushed :]:
+            self.push(token_id)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise HotloopError(f"the answer cannot go on within its structured_outputs: {_reason(self._matcher)}")

@@ -1,0 +1,97 @@
+"""What a StructuredOutputsParams means, in llguidance's input format."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from hotloop.errors import InvalidRequestError
+from hotloop.sampling.gbnf import gbnf_to_lark
+from hotloop.structured_outputs import StructuredOutputsParams
+
+# White space that JSON may have wherever it allows any: a model that likes to lay out its JSON can, and none can go on forever.
+_WHITESPACE = r" |\n {0,16}"
+_MAX_MULTIPLES = 100_000  # of all `multipleOf` together: an automaton has as many states, and compiling is quadratic in them
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """grammar: JSON that llguidance reads. is_schema: it is a JSON schema, whose parsers may be wider than a grammar's."""
+
+    grammar: str
+    is_schema: bool
+
+
+def grammar_source(spec: StructuredOutputsParams) -> GrammarSource:
+    """Raises InvalidRequestError."""
+    if spec.regex is not None:
+        return _lark(f"start: /{_lark_regex(spec.regex)}/")
+    if spec.choice is not None:
+        return _lark(f"start: /{'|'.join(map(_literal, spec.choice))}/")
+    if spec.grammar is not None:
+        is_lark = re.search(r"^\s*(%llguidance\b|start\s*:(?!:=))", spec.grammar, re.MULTILINE)
+        lark = spec.grammar if is_lark else gbnf_to_lark(spec.grammar)
+        _check_embedded_schemas(lark)
+        return _lark(lark)
+    assert isinstance(spec.json, str | None)
+    schema: dict[str, Any] = {"type": "object"} if spec.json is None else parse_schema(spec.json)
+    whitespace: dict[str, Any] = (
+        {"whitespace_flexible": False} if spec.disable_any_whitespace else {"whitespace_pattern": _WHITESPACE}
+    )
+    schema["x-guidance"] = {**whitespace, "json_allow_general_unicode_escapes": True}
+    return GrammarSource(json.dumps({"grammars": [{"json_schema": schema}]}), True)
+
+
+def parse_schema(text: str) -> dict[str, Any]:
+    """A schema whose numbers can be compiled in bounded time. Raises InvalidRequestError."""
+    multiples: set[int] = set()
+
+    def collect(mapping: dict[str, Any]) -> dict[str, Any]:
+        multiple = mapping.get("multipleOf")
+        if isinstance(multiple, int | float) and multiple:
+            _, digits, _ = Decimal(str(multiple)).normalize().as_tuple()
+            multiples.add(int("".join(map(str, digits))))
+        return mapping
+
+    schema: dict[str, Any] = json.loads(text, object_hook=collect)
+    if math.lcm(*multiples) > _MAX_MULTIPLES:
+        raise InvalidRequestError(
+            f"the schema's multipleOf {', '.join(map(str, sorted(multiples)))[:60]} are too fine; their least common multiple "
+            f"must be at most {_MAX_MULTIPLES} without trailing zeros"
+        )
+    if "x-guidance" in schema:
+        raise InvalidRequestError("the schema has the key 'x-guidance', which is not supported; leave it out")
+    return schema
+
+
+def _lark(text: str) -> GrammarSource:
+    return GrammarSource(json.dumps({"grammars": [{"lark_grammar": text}]}), False)
+
+
+def _lark_regex(regex: str) -> str:
+    """Between slashes. \\d and \\w are ASCII, as in JSON schemas."""
+    from llguidance import regex_to_lark
+
+    if (len(regex) - len(regex.rstrip("\\"))) % 2:
+        raise InvalidRequestError("regex ends with a backslash that escapes nothing")
+    lark = regex_to_lark(regex, "dw")
+    return lark or "(?:)"  # two slashes would begin a comment
+
+
+def _literal(text: str) -> str:
+    """A regex that matches just the text."""
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _check_embedded_schemas(lark: str) -> None:
+    decoder = json.JSONDecoder()
+    for match in re.finditer(r"%json\b\s*", lark):
+        try:
+            schema, _ = decoder.raw_decode(lark, match.end())
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"grammar: what follows %json is no JSON schema: {error}") from None
+        parse_schema(json.dumps(schema))

@@ -1,0 +1,86 @@
+"""StructuredOutputsParams: the form that an answer must have, checked for shape at construction. Names are vLLM's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotloop.errors import InvalidRequestError
+
+MAX_SPEC_CHARS = 1 << 18
+MAX_CHOICE_TEXTS = 10_000
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsParams:
+    """Exactly one of: json: a JSON schema, as a mapping or its text, of which the text is kept. regex: what the whole answer
+    matches. choice: texts of which the answer is one. grammar: in Lark's syntax or in GBNF. json_object: any JSON object.
+
+    disable_any_whitespace: no optional white space between the parts of JSON; without it a space, or a line end and an
+    indent, may stand wherever JSON allows them.
+
+    Raises: InvalidRequestError naming the field. Whether a schema, regex or grammar can be enforced is found out when it is
+    compiled, before the request runs.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        given = [kind for kind in _KINDS if getattr(self, kind) not in (None, False)]
+        if len(given) != 1:
+            raise InvalidRequestError(
+                f"structured_outputs has {' and '.join(given) or 'nothing'}; give exactly one of {', '.join(_KINDS)}"
+            )
+        for name in ("json_object", "disable_any_whitespace"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise InvalidRequestError(f"{name} is {getattr(self, name)!r:.60}; it must be true or false")
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choice_texts(self.choice))
+        for name in ("json", "regex", "grammar"):
+            if getattr(self, name) is not None:
+                _check_text(name, getattr(self, name))
+
+
+def _schema_text(schema: object) -> str:
+    """ASCII JSON with the keys in their order, which is the order of the answer's properties."""
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(value, Mapping):
+            raise InvalidRequestError(f"json is {schema!r:.60}; it must be a JSON schema: an object")
+        return json.dumps(dict(value), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidRequestError):
+            raise
+        raise InvalidRequestError(f"json is no JSON schema: {error}") from None
+
+
+def _choice_texts(texts: object) -> tuple[str, ...]:
+    if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
+        raise InvalidRequestError(f"choice is {texts!r:.60}; it must be a list of texts, at least one")
+    if len(texts) > MAX_CHOICE_TEXTS:
+        raise InvalidRequestError(f"choice has {len(texts)} texts; {MAX_CHOICE_TEXTS} are allowed")
+    for text in texts:
+        _check_text("choice", text)
+    if sum(map(len, texts)) > MAX_SPEC_CHARS:
+        raise InvalidRequestError(f"choice has {sum(map(len, texts))} characters; {MAX_SPEC_CHARS} are allowed")
+    return tuple(texts)
+
+
+def _check_text(name: str, text: object) -> None:
+    if not isinstance(text, str) or not text:
+        raise InvalidRequestError(f"{name} holds {text!r:.60}; it must be a text that is not empty")
+    if len(text) > MAX_SPEC_CHARS:
+        raise InvalidRequestError(f"{name} has {len(text)} characters; {MAX_SPEC_CHARS} are allowed")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise InvalidRequestError(f"{name} holds a lone surrogate, which no text has")

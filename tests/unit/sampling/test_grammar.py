@@ -1,0 +1,243 @@
+"""What each form allows, token by token, on both families of tokenizers; and what cannot be enforced is refused."""
+
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.sampling.grammar import Constraint, GrammarCompiler
+from hotloop.structured_outputs import StructuredOutputsParams
+from hotloop.text.tokenizer import Tokenizer
+from tiny_tokenizer import tokenizer_metadata
+
+VOCAB_SIZE = 320
+
+
+def tokenizer_of(family: str) -> Tokenizer:
+    metadata = tokenizer_metadata(VOCAB_SIZE, sentencepiece=family != "byte level")
+    if family == "leading space":
+        metadata["tokenizer.ggml.add_space_prefix"] = True
+    return Tokenizer.from_metadata(metadata)
+
+
+@pytest.fixture(scope="module", params=["byte level", "sentencepiece", "leading space"])
+def family(request: pytest.FixtureRequest) -> tuple[Tokenizer, GrammarCompiler]:
+    tokenizer = tokenizer_of(request.param)
+    return tokenizer, GrammarCompiler(lambda: tokenizer)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    tokenizer = tokenizer_of("byte level")
+    return GrammarCompiler(lambda: tokenizer)
+
+
+def form(**fields: Any) -> StructuredOutputsParams:
+    return StructuredOutputsParams(**fields)
+
+
+def allowed(constraint: Constraint, output: list[int]) -> set[int]:
+    mask = np.full(VOCAB_SIZE // 32 + 2, 0xFFFFFFFF, np.uint32)
+    constraint.fill_mask(mask, output)
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+def byte_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Of each byte the token that is only that byte."""
+    of_byte = {tokenizer.token_bytes(i): i for i in reversed(range(tokenizer.vocab_size)) if not tokenizer.is_special(i)}
+    return [of_byte[bytes([b])] for b in text.encode()]
+
+
+def accepts(tokenizer: Tokenizer, compiler: GrammarCompiler, spec: StructuredOutputsParams, text: str) -> bool:
+    """Whether the text is a whole answer, in tokens of single bytes and as the tokenizer writes it."""
+    stop = next(iter(tokenizer.eos_token_ids))
+    results = set()
+    for ids in (byte_tokens(tokenizer, text), tokenizer.encode("e" + text, add_special=False)[1:]):
+        if b"".join(map(tokenizer.token_bytes, ids)) != text.encode():
+            continue  # a token of the text's beginning goes back to the "e"
+        try:
+            results.add(stop in allowed(compiler.compile(spec).start([stop]), ids))
+        except HotloopError:
+            results.add(False)
+    assert len(results) == 1
+    return results.pop()
+
+
+def string(**schema: Any) -> StructuredOutputsParams:
+    return form(json={"type": "string", **schema})
+
+
+TWO_FIELDS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]}
+CASES: list[tuple[StructuredOutputsParams, list[str], list[str]]] = [
+    (form(regex="[a-z]+ [a-z]+"), ["the one", "a b"], ["the", "the ", " a b", "a  b"]),  # known fault B75
+    (form(regex=r"^\d{2}/\w$"), ["12/a", "00/_"], ["12/é", "১২/a", "123/a"]),  # known fault B135: ASCII
+    (form(choice=["yes", "no", "né \U0001F600\n/\"", "yes and no"]), ["yes", "no", "né \U0001F600\n/\"", "yes and no"],
+     ["ye", "yesno", "", "YES"]),
+    (form(grammar='start: "a" b+\nb: /[0-9]/'), ["a1", "a12"], ["a", "1"]),
+    (form(grammar='root ::= item ("," item)*\nitem ::= [0-9]+ | "(" root ")"'), ["1", "1,(2,(3))"], ["(1", "1,"]),
+    (form(grammar="root ::= [\U0001F600-\U0001F64F]+"), ["\U0001F600", "\U0001F600\U0001F64F"], ["a", ""]),  # known fault B73
+    (form(json_object=True), ['{"a": [1, {"b": null}]}', "{}"], ["[1]", "1", '{"a": 1} ']),
+    # known fault B68: a code point is a unit, however it is written; no control characters, no lone surrogates
+    (string(maxLength=2), ['""', r'"\""', r'"\\\n"', '"\U0001F600\U0001F600"', r'"\ud83d\ude00a"', r'"\u0041"'],
+     ['"abc"', '"\n"', '"a', r'"\ud83d"', r'"\ud83d\ude00ab"', r'"\x"']),
+    (string(pattern="^[a-z]+$", maxLength=3), ['"abc"', '"a"'], ['"abcd"', '""', '"A"']),  # known fault B69
+    (string(pattern=r"^\d$"), ['"5"'], ['"১"', '"55"']),  # known fault B135
+    (form(json={"type": "integer", "maximum": 20_000_000_000}), ["20000000000", "-5"], ["20000000001", "01"]),  # B65
+    (form(json={"enum": ["a", 1, None, [2]]}), ['"a"', "1", "null", "[2]"], ['"b"', "2"]),
+    (form(json=TWO_FIELDS), ['{"a":1}', '{"a": 1, "b": "x"}', '{\n  "a": 1\n}', '{"a":1,"c":2}'],
+     ['{"b":1}', '{"a":"1"}', '{"a":1', '{  "a":1}', '{"a":1,"forecast":"x}']),
+    # known faults B70, B135: white space has bounds between any two tokens
+    (form(json=TWO_FIELDS), ['{"a"\n' + " " * 16 + ":1}", '{ "a" : 1 }'],
+     ['{"a"\n' + " " * 17 + ":1}", '{"a": \n1}', '{"a":1}\n']),
+    (form(json=TWO_FIELDS, disable_any_whitespace=True), ['{"a":1,"b":2}'], ['{"a": 1}', '{"a":1, "b":2}', '{\n"a":1}']),
+    (form(json={"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}},
+                                                     "additionalProperties": False}}}),
+     ["{}", '{"next":{"next":{}}}'], ['{"next":1}', '{"x":1}']),
+    (form(grammar='start: "<" %json {"type": "integer", "multipleOf": 7} ">"'), ["<14>"], ["<15>"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_texts(family: tuple[Tokenizer, GrammarCompiler], case: int) -> None:
+    spec, good, bad = CASES[case]
+    for text in good:
+        assert accepts(*family, spec, text), text
+        if spec.json is not None:
+            json.loads(text)
+    for text in bad:
+        assert not accepts(*family, spec, text), text
+
+
+UNENFORCEABLE = {
+    "Invalid type: nonsense": form(json={"type": "object", "properties": {"x": {"type": "nonsense"}}}),  # known fault B65
+    "unclosed character class": form(regex="(["),
+    "unclosed": string(pattern="([a-z"),  # known fault B66
+    "look-around": form(regex="(?=a)b"),
+    "backreferences": form(regex=r"(a)\1"),
+    "not": form(json={"not": {"type": "string"}}),
+    "uniqueItems": form(json={"type": "array", "uniqueItems": True}),
+    "Unknown format: foo": string(format="foo"),
+    "oneOf": form(json={"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+    "x-guidance": form(json={"type": "string", "format": "foo", "x-guidance": {"lenient": True}}),
+    "not present": form(json={"$ref": "http://example.com/schema"}),
+    "/nowhere": form(json={"$ref": "#/nowhere"}),
+    "Unsatisfiable": form(json={"type": "integer", "minimum": 5, "maximum": 3}),
+    "no text is allowed": form(json={"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+    "least common multiple": form(json={"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}),
+    "too fine": form(grammar='start: %json {"type": "integer", "multiple\\u004ff": 999983}'),
+    "what follows %json": form(grammar="start: %json {"),
+    "no rule 'root'": form(grammar="Start ::= [a]"),
+    'unknown name: "foo"': form(grammar="start: foo"),
+    "nested": form(grammar="start: " + "(" * 100_000),
+    "ends with a backslash": form(regex="a\\"),
+    "too large": form(json={"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {"const": i}}} for j in range(4)]}
+                                      for i in range(12)]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", UNENFORCEABLE)
+def test_what_cannot_be_enforced_is_refused_with_the_reason(
+    compiler: GrammarCompiler, reason: str
+) -> None:  # known faults B65, B66
+    with pytest.raises(InvalidRequestError, match=reason) as caught:
+        compiler.compile(UNENFORCEABLE[reason])
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+
+
+def test_only_text_is_allowed_and_an_end_only_where_the_form_is_complete(
+    compiler: GrammarCompiler,
+) -> None:  # known faults B72, B73
+    tokenizer = tokenizer_of("byte level")
+    special = {i for i in range(VOCAB_SIZE) if tokenizer.is_special(i)}
+    stops = {*tokenizer.eos_token_ids, ord("x"), VOCAB_SIZE + 3}
+    assert len(tokenizer.eos_token_ids) == 2
+    constraint = compiler.compile(form(regex="a[a-z]{1,2}")).start(stops)
+    letters = set(range(ord("a"), ord("z") + 1))
+    for output, complete in ([], False), ([97], False), ([97, 98], True), ([97, 98, 99], True):
+        ids = allowed(constraint, output)
+        assert stops <= ids if complete else not stops & ids
+        assert not ids & (special - stops)
+        assert not {i for i in ids - stops if i >= 256 and tokenizer.token_bytes(i) == b""}
+        assert ids & letters - stops == (set() if len(output) == 3 else {97} if not output else letters - stops)
+    assert constraint.is_complete
+
+
+def test_a_constraint_is_a_fold_over_the_output(compiler: GrammarCompiler) -> None:
+    """However it came to an output, it allows the same; after an impossible one it says so."""
+    spec = form(json=TWO_FIELDS)
+    grammar = compiler.compile(spec)
+    text = list(b'{"a": 12, "b": ["x"]}')
+    masks = [allowed(grammar.start([1]), text[:i]) for i in range(len(text) + 1)]
+    one = grammar.start([1])
+    for _ in range(300):
+        length = int(np.random.default_rng(len(masks)).integers(len(text) + 1))
+        assert allowed(one, text[:length]) == masks[length]
+        masks.append(masks[length])
+    one = grammar.start([1])
+    for i, token_id in enumerate(text):
+        assert allowed(one, text[:i]) == masks[i]
+        assert not one.is_complete
+        one.push(token_id)
+    assert one.is_complete
+    one.rollback(1)
+    assert not one.is_complete
+    assert allowed(one, text[:-1]) == masks[len(text) - 1]
+    with pytest.raises(HotloopError, match="cannot go on"):
+        one.push(ord("x"))
+    with pytest.raises(HotloopError, match="cannot go on"):
+        allowed(one, [])
+    assert not one.is_complete
+
+
+def test_forced_text_is_written_in_the_tokens_of_the_tokenizer(
+    family: tuple[Tokenizer, GrammarCompiler],
+) -> None:  # known fault B74
+    tokenizer, compiler = family
+    constraint = compiler.compile(form(regex="x the he")).start()
+    output: list[int] = []
+    while not constraint.is_complete:
+        (token_id,) = allowed(constraint, output)
+        constraint.push(token_id)
+        output.append(token_id)
+    assert b"".join(map(tokenizer.token_bytes, output)) == b"x the he"
+    assert len(output) < len("x the he")
+
+
+def test_compiled_grammars_are_kept_and_old_ones_dropped() -> None:
+    loaded = []
+    tokenizer = tokenizer_of("byte level")
+
+    def load() -> Tokenizer:
+        loaded.append(1)
+        return tokenizer
+
+    compiler = GrammarCompiler(load)
+    specs = [form(regex=f"a{i}") for i in range(20)]
+    threads = [threading.Thread(target=compiler.compile, args=(spec,)) for spec in specs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loaded) == 1
+    kept = [spec for spec in specs if compiler.cached(spec) is not None]
+    assert len(kept) == 16
+    assert compiler.compile(kept[0]) is compiler.cached(kept[0])
+    for spec in specs:
+        compiler.compile(spec)
+    assert compiler.cached(specs[0]) is None
+    assert compiler.cached(specs[-1]) is not None
+
+
+def test_an_ambiguous_grammar_ends_its_request_before_it_takes_long(compiler: GrammarCompiler) -> None:
+    constraint = compiler.compile(form(grammar='start: start start start | start start | "x" | "x" "x"?')).start()
+
+    def go_on() -> None:
+        for i in range(2000):
+            allowed(constraint, [ord("x")] * i)
+
+    with pytest.raises(HotloopError, match="items"):
+        go_on()
