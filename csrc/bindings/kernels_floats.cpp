@@ -138,6 +138,11 @@ void bind_sampling(nb::module_& m) {
     kernels.log_sum_exp(x.data(), length(x), &max, &result);
     return std::make_pair(max, result);
   }, "isa"_a, "x"_a, "(max, log(sum(exp(x - max)))): logprob = (x - max) - log_sum.");
+  m.def("variance", [](const std::string& isa, const Floats& x, float top) {
+    const KernelTable& kernels = select_kernels(isa);
+    const FloatEnvironment environment;
+    return kernels.variance(x.data(), length(x), top);
+  }, "isa"_a, "x"_a, "top"_a, "Of the finite ones of x; top: the largest.");
 }
 
 void bind_rope_table(nb::module_& m) {

@@ -15,7 +15,7 @@ constexpr KernelTable kTableValue = {
     HOTLOOP_TARGET_NAME, quantize_row, linear, dequantize_row,
     rms_norm, rope, store_kv, quantize_kv, gated, add, scale, softcap,
     attention, attention_spans, merge_spans, exp_array, log_array, gumbel, log_sum_exp,
-    block_max, fixed_point_probs, total_mass, mass_histogram, select_scaled, gumbel_of_ids, draw_row,
+    block_max, fixed_point_probs, variance, total_mass, mass_histogram, select_scaled, gumbel_of_ids, draw_row,
     peak_int8, peak_f32,
 };
 }  // namespace

@@ -143,6 +143,8 @@ struct KernelTable {
   void (*block_max)(const float* x, int64_t n, float* out);
   // floor(2^40 exp(scaled[i])), scaled: [n], <= 0.
   void (*fixed_point_probs)(const float* scaled, int64_t n, uint64_t* out);
+  // The variance of the finite logits, x - top counting as -1e15 at the least: 16-lane sums in parts, as in log_sum_exp.
+  float (*variance)(const float* x, int64_t n, float top);
   // The sum of fixed_point_probs over all logits.
   uint64_t (*total_mass)(const float* x, int64_t n, const float* block_max, float top, float temperature);
   // bins[b], b < kMassBins: the sum of fixed_point_probs over the logits of trunc(-scaled * kMassBinsPerNat) == b (the last

@@ -39,6 +39,28 @@ void fixed_point_probs(const float* scaled, int64_t n, uint64_t* out) {
   });
 }
 
+// The sum of f(x - top) over the finite logits, 1,024 at a time.
+template <class F>
+HOTLOOP_INLINE float sum_of_finite(const float* x, int64_t n, float top, const F& f) {
+  const F32x16 tops = broadcast(top), zero = broadcast(0.0f);
+  F32x16 total = zero;
+  for (int64_t begin = 0; begin < n; begin += 1024) {
+    F32x16 sum = zero;
+    map_rows(n - begin < 1024 ? n - begin : 1024, [&](int64_t i, int64_t m) {
+      const F32x16 v = load_up_to(x + begin + i, m, -kInfinity);
+      sum = sum + select(less(broadcast(-kInfinity), v), f(max(v - tops, broadcast(-1e15f))), zero);
+    });
+    total = total + sum;
+  }
+  return horizontal_sum(total);
+}
+
+float variance(const float* x, int64_t n, float top) {
+  const float count = sum_of_finite(x, n, top, [](const F32x16&) { return broadcast(1.0f); });
+  const F32x16 mean = broadcast(sum_of_finite(x, n, top, [](const F32x16& d) { return d; }) / count);
+  return sum_of_finite(x, n, top, [&](const F32x16& d) { return (d - mean) * (d - mean); }) / count;
+}
+
 // A probability below e^-27.73 = 2^-40 counts as 0: blocks of such logits are left out.
 HOTLOOP_INLINE bool has_mass(float block_max, float top, float temperature) {
   return (block_max - top) / temperature > -28.0f;

@@ -6,6 +6,7 @@
 #include <limits>
 #include <new>
 
+#include "runtime/candidates.h"
 #include "runtime/float_environment.h"
 
 namespace hotloop {
@@ -14,58 +15,14 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr double kFixedPointOne = 0x1p40;
-constexpr uint32_t kDrawStream = 0;
+constexpr double kLn2 = 0.6931471805599453;
+constexpr uint32_t kDrawStream = 0, kXtcStream = 1;
 
 using Floats = std::vector<float>;
-
-// One logit that is still in the game.
-struct Candidate {
-  float scaled;
-  uint32_t id;
-  uint64_t mass;
-};
-// The order of every filter: larger logits first, of equal ones the lower id.
-bool before(const Candidate& a, const Candidate& b) {
-  return a.scaled > b.scaled || (a.scaled == b.scaled && a.id < b.id);
-}
 
 float clamped_to_f32(double x) {  // positive, finite, normal
   constexpr double smallest = std::numeric_limits<float>::min(), largest = kLargest;
   return static_cast<float>(std::min(std::max(x, smallest), largest));
-}
-
-uint64_t mass_of(std::vector<Candidate>::const_iterator begin, std::vector<Candidate>::const_iterator end) {
-  uint64_t mass = 0;
-  for (; begin != end; ++begin) mass += begin->mass;
-  return mass;
-}
-
-// How much of `total` the most probable candidates must reach; 0 if all must stay.
-uint64_t nucleus_mass(double top_p, uint64_t total) {
-  const double wanted = std::ceil(top_p * static_cast<double>(total));
-  const uint64_t target = wanted < 1 ? 1 : static_cast<uint64_t>(wanted);
-  return top_p >= 1 || target >= total ? 0 : target;
-}
-
-// Keeps, of the candidates from `from` on, the shortest prefix in order whose mass reaches `target`. Halves are set apart,
-// not sorted, until few are left.
-void keep_mass(std::vector<Candidate>& candidates, size_t from, uint64_t target) {
-  auto begin = candidates.begin() + static_cast<std::ptrdiff_t>(from), end = candidates.end();
-  uint64_t mass = 0;  // of what lies before `begin` and stays
-  while (end - begin > 32) {
-    const auto middle = begin + (end - begin) / 2;
-    std::nth_element(begin, middle, end, before);
-    const uint64_t left = mass_of(begin, middle);
-    if (mass + left >= target) {
-      end = middle;
-    } else {
-      mass += left;
-      begin = middle;
-    }
-  }
-  std::sort(begin, end, before);
-  while (begin != end && mass < target) mass += (begin++)->mass;
-  candidates.erase(begin, candidates.end());
 }
 
 }  // namespace
@@ -86,7 +43,6 @@ class Sampler::RowSampler {
       return;
     }
     const float raw_top = top_;
-    const bool logprobs = row.params->num_logprobs >= 0;
     raw_block_max_ = &block_max_;
     if (!row.edits.empty()) {
       unedited_block_max_ = block_max_;
@@ -98,8 +54,13 @@ class Sampler::RowSampler {
         return;
       }
     }
-    result.token_id = row.params->temperature == 0 ? first_top() : draw_filtered(*row.params, row.position);
-    if (logprobs) add_logprobs(row.params->num_logprobs, raw_top, result);
+    draw_edited(row, result);
+    if (row.params->num_logprobs < 0) return;
+    if (row.params->processed_logprobs) {
+      add_processed_logprobs(row.params->num_logprobs, result);
+    } else {
+      add_raw_logprobs(row.params->num_logprobs, raw_top, result);
+    }
   }
 
  private:
@@ -134,17 +95,17 @@ class Sampler::RowSampler {
       changed_[static_cast<size_t>(id / kLogitsBlock)] = 1;
       return edited_[static_cast<size_t>(id)];
     };
-    for (int64_t i = 0; bar && i < edits.num_barred; ++i) change(edits.barred[i]) = -kInfinity;
-    for (int64_t i = 0; i < edits.num_bias; ++i) {
-      change(edits.bias_ids[i]) += edits.bias[i];
-    }
+    for (int64_t i = 0; i < edits.banned.size; ++i) change(edits.banned.data[i]) = -kInfinity;
+    for (int64_t i = 0; bar && i < edits.barred.size; ++i) change(edits.barred.data[i]) = -kInfinity;
+    for (int64_t i = 0; i < edits.bias_ids.size; ++i) change(edits.bias_ids.data[i]) += edits.bias[i];
     const float repetition = clamped_to_f32(params.repetition_penalty);
-    for (int64_t i = 0; i < edits.num_seen; ++i) {
-      float& x = change(edits.seen_ids[i]);
+    for (int64_t i = 0; i < edits.seen_ids.size; ++i) {
+      float& x = change(edits.seen_ids.data[i]);
       x = x > 0 ? x / repetition : x * repetition;
       if (edits.counts[i] > 0) x -= static_cast<float>(edits.counts[i] * params.frequency_penalty + params.presence_penalty);
       x = std::min(x, kLargest);
     }
+    for (int64_t i = 0; i < edits.dry_ids.size; ++i) change(edits.dry_ids.data[i]) -= edits.dry[i];
     for (size_t block = 0; block < changed_.size(); ++block) {
       if (changed_[block] != 0) kernels_.block_max(logits_ + block_begin(block), block_size(block), &block_max_[block]);
     }
@@ -177,31 +138,79 @@ class Sampler::RowSampler {
 
   float scaled(float x) const { return (x - top_) / temperature_; }
 
-  int64_t draw_filtered(const DrawParams& params, uint32_t position) {
-    temperature_ = clamped_to_f32(params.temperature);
+  void draw_edited(const DrawRow& row, DrawResult& result) {
+    const DrawParams& params = *row.params;
+    if (params.temperature > 0) {
+      temperature_ = clamped_to_f32(params.temperature);
+      params.mirostat ? draw_mirostat(row, result) : draw_filtered(row, result);
+      return;
+    }
+    result.token_id = first_top();
+    result.mirostat_mu = row.mirostat_mu;
+    if (wants_candidates(params)) {
+      temperature_ = 1;
+      select_all();
+    }
+  }
+
+  static bool wants_candidates(const DrawParams& params) { return params.processed_logprobs && params.num_logprobs >= 0; }
+
+  void draw_filtered(const DrawRow& row, DrawResult& result) {
+    const DrawParams& params = *row.params;
     const int64_t top_k = params.top_k > 0 && params.top_k < size_ ? params.top_k : 0;
     const auto least_mass = static_cast<uint64_t>(params.min_p * kFixedPointOne);
-    if (top_k == 0 && least_mass == 0) {
+    const bool xtc = xtc_applies(params, row.position);
+    if (top_k == 0 && least_mass == 0 && params.top_n_sigma <= 0) {
       if (params.top_p >= 1 || !keep_top_p_of_row(params.top_p)) {
-        return kernels_.draw_row(logits_, size_, block_max_.data(), top_, temperature_, params.seed, position, params.choice,
-                                 kDrawStream);
+        if (params.typical_p >= 1 && !xtc && !wants_candidates(params)) {
+          result.token_id = kernels_.draw_row(logits_, size_, block_max_.data(), top_, temperature_, params.seed, row.position,
+                                              params.choice, kDrawStream);
+          return;
+        }
+        select_all();
       }
     } else {
-      const float least = least_of_mass(least_mass);
+      const float least = std::max(least_of_mass(least_mass), least_of_sigma(params.top_n_sigma));
       top_k > 0 ? select_top_k(top_k, least) : select(least);
       if (top_k > 0 && static_cast<size_t>(top_k) < candidates_.size()) {
         std::nth_element(candidates_.begin(), candidates_.begin() + top_k, candidates_.end(), before);
         candidates_.resize(static_cast<size_t>(top_k));
       }
       weigh();
-      if (least_mass > 0) {
-        const auto light = [least_mass](const Candidate& c) { return c.mass < least_mass; };
-        candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), light), candidates_.end());
-      }
-      const uint64_t target = nucleus_mass(params.top_p, mass_of(candidates_.begin(), candidates_.end()));
-      if (target > 0) keep_mass_by_bins(target);
+      if (least_mass > 0) drop_lighter(candidates_, least_mass);
+      const uint64_t target = nucleus_mass(params.top_p, mass_of(candidates_));
+      if (target > 0) keep_mass(candidates_, target);
     }
-    return draw_candidate(params, position);
+    if (params.typical_p < 1) keep_typical(params.typical_p);
+    if (xtc) exclude_top_choices(candidates_, params.xtc_threshold);
+    result.token_id = draw_candidate(params, row.position).id;
+  }
+
+  // The most probable tokens whose surprise is at most mu; mu follows the surprise of what is drawn among them.
+  void draw_mirostat(const DrawRow& row, DrawResult& result) {
+    const DrawParams& params = *row.params;
+    const float least = exp(static_cast<float>(std::min(row.mirostat_mu * -kLn2, 0.0)));
+    const uint64_t least_mass =
+        share_of(least, kernels_.total_mass(logits_, size_, block_max_.data(), top_, temperature_));
+    select(least_of_mass(least_mass));
+    weigh();
+    drop_lighter(candidates_, least_mass);
+    if (candidates_.empty()) candidates_.push_back({0, static_cast<uint32_t>(first_top()), uint64_t{1} << 40});
+    const Candidate drawn = draw_candidate(params, row.position);
+    result.token_id = drawn.id;
+    const double probability = static_cast<double>(drawn.mass) / static_cast<double>(mass_of(candidates_));
+    const double surprise = -static_cast<double>(log(static_cast<float>(probability))) / kLn2;
+    result.mirostat_mu = row.mirostat_mu - params.mirostat_eta * (surprise - params.mirostat_tau);
+  }
+
+  float exp(float x) const {
+    kernels_.exp(&x, 1, &x);
+    return x;
+  }
+
+  float log(float x) const {
+    kernels_.log(&x, 1, &x);
+    return x;
   }
 
   // The candidates are at least the top_k largest logits.
@@ -223,10 +232,14 @@ class Sampler::RowSampler {
   // A bound (scaled) that every logit of this mass reaches: a little below the logarithm.
   float least_of_mass(uint64_t mass) const {
     if (mass == 0) return -kInfinity;
-    const float probability = static_cast<float>(static_cast<double>(mass) / kFixedPointOne);
-    float log = 0;
-    kernels_.log(&probability, 1, &log);
-    return log - 0.001f;
+    return log(static_cast<float>(static_cast<double>(mass) / kFixedPointOne)) - 0.001f;
+  }
+
+  // The bound (scaled) that lies top_n_sigma standard deviations of the row below the top.
+  float least_of_sigma(double top_n_sigma) const {
+    if (top_n_sigma <= 0) return -kInfinity;
+    const double distance = top_n_sigma * double{std::sqrt(kernels_.variance(logits_, size_, top_))};
+    return -static_cast<float>(std::min(distance, double{kLargest})) / temperature_;
   }
 
   // The candidates are the logits that reach `least` (scaled), ids ascending, without those at -inf: they come last in
@@ -239,6 +252,11 @@ class Sampler::RowSampler {
                                                  values_.data());
     candidates_.resize(static_cast<size_t>(count));
     for (size_t i = 0; i < candidates_.size(); ++i) candidates_[i] = {values_[i], ids_[i], 0};
+  }
+
+  void select_all() {
+    select(-kInfinity);
+    weigh();
   }
 
   void weigh() {
@@ -260,10 +278,10 @@ class Sampler::RowSampler {
     for (float step = 0.5f;; step *= 2) {
       select(least);
       weigh();
-      if (mass_of(candidates_.begin(), candidates_.end()) >= target) break;
+      if (mass_of(candidates_) >= target) break;
       least = least - step > -28.0f ? least - step : -kInfinity;
     }
-    keep_mass_by_bins(target);
+    keep_mass(candidates_, target);
     return true;
   }
 
@@ -286,42 +304,58 @@ class Sampler::RowSampler {
     return -static_cast<float>(bin + 1) / kMassBinsPerNat;
   }
 
-  // keep_mass for many candidates: a histogram tells the bin in which the mass is reached; above it all stay, and only
-  // those of the bin are compared with each other.
-  void keep_mass_by_bins(uint64_t target) {
-    uint64_t bins[kMassBins] = {};
-    const auto bin_of = [](const Candidate& c) {
-      return static_cast<int>(std::min(-c.scaled * kMassBinsPerNat, kMassBins - 1.0f));
-    };
-    for (const Candidate& c : candidates_) bins[bin_of(c)] += c.mass;
-    int last = 0;
-    uint64_t above = 0;
-    for (; above + bins[last] < target; ++last) above += bins[last];
-    const auto end = std::partition(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return bin_of(c) <= last; });
-    candidates_.erase(end, candidates_.end());
-    const auto inside = std::partition(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return bin_of(c) < last; });
-    keep_mass(candidates_, static_cast<size_t>(inside - candidates_.begin()), target - above);
+  // By distance from the mean; what is below the resolution of masses goes.
+  void keep_typical(double typical_p) {
+    drop_lighter(candidates_, 1);
+    const uint64_t target = nucleus_mass(typical_p, mass_of(candidates_));
+    if (target == 0) return;
+    const float mean = mean_scaled(candidates_);
+    for (Candidate& c : candidates_) c.scaled = -std::fabs(c.scaled - mean);
+    keep_mass(candidates_, target);
+    for (Candidate& c : candidates_) c.scaled = scaled(logits_[c.id]);
   }
 
-  int64_t draw_candidate(const DrawParams& params, uint32_t position) {
+  // Whether this token is one of those, of a share of xtc_probability, whose top choices are excluded: a draw of its own.
+  bool xtc_applies(const DrawParams& params, uint32_t position) const {
+    const auto probability = static_cast<float>(params.xtc_probability);
+    if (probability <= 0 || probability >= 1) return probability > 0;
+    float noise[2];
+    kernels_.gumbel(params.seed, position, params.choice, kXtcStream, 0, 2, noise);
+    return log(probability) + noise[0] > log(1 - probability) + noise[1];
+  }
+
+  Candidate draw_candidate(const DrawParams& params, uint32_t position) {
     const size_t count = candidates_.size();
-    if (count == 1) return candidates_[0].id;
+    if (count == 1) return candidates_[0];
     ids_.resize(std::max(ids_.size(), count));
     values_.resize(std::max(values_.size(), count));
     for (size_t i = 0; i < count; ++i) ids_[i] = candidates_[i].id;
     kernels_.gumbel_of_ids(params.seed, position, params.choice, kDrawStream, ids_.data(), static_cast<int64_t>(count),
                            values_.data());
-    Candidate best = {-kInfinity, 0, 0};
-    for (size_t i = 0; i < count; ++i) {
-      const Candidate noisy = {candidates_[i].scaled + values_[i], ids_[i], 0};
-      if (i == 0 || before(noisy, best)) best = noisy;
+    const auto noisy = [this](size_t i) { return Candidate{candidates_[i].scaled + values_[i], ids_[i], 0}; };
+    size_t best = 0;
+    for (size_t i = 1; i < count; ++i) {
+      if (before(noisy(i), noisy(best))) best = i;
     }
-    return best.id;
+    return candidates_[best];
   }
 
   // ---- logprobs ---------------------------------------------------------------------------------------------------
 
-  void add_logprobs(int64_t num_top, float raw_top, DrawResult& result) {
+  // Of the candidates, among themselves.
+  void add_processed_logprobs(int64_t num_top, DrawResult& result) {
+    const float log_sum = log(static_cast<float>(static_cast<double>(mass_of(candidates_)) / kFixedPointOne));
+    const auto token_id = static_cast<uint32_t>(result.token_id);
+    const auto drawn = std::find_if(candidates_.begin(), candidates_.end(), [=](const Candidate& c) { return c.id == token_id; });
+    const Candidate own = *drawn;
+    result.logprob = own.scaled - log_sum;
+    result.rank = 1 + std::count_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return before(c, own); });
+    const auto end = candidates_.begin() + std::min(num_top, static_cast<int64_t>(candidates_.size()));
+    std::partial_sort(candidates_.begin(), end, candidates_.end(), before);
+    for (auto c = candidates_.begin(); c != end; ++c) result.top.emplace_back(c->id, c->scaled - log_sum);
+  }
+
+  void add_raw_logprobs(int64_t num_top, float raw_top, DrawResult& result) {
     float top = 0, log_sum = 0;
     kernels_.log_sum_exp(raw_, size_, &top, &log_sum);
     const auto logprob = [&](float x) { return (x - raw_top) - log_sum; };
@@ -364,7 +398,7 @@ class Sampler::RowSampler {
   std::vector<uint8_t> changed_;
   std::vector<uint32_t> ids_;
   std::vector<uint64_t> masses_;
-  std::vector<Candidate> candidates_;
+  Candidates candidates_;
 };
 
 Sampler::Sampler(const KernelTable& kernels, std::shared_ptr<ThreadTeam> team) : kernels_(kernels), team_(std::move(team)) {

@@ -14,40 +14,54 @@
 
 namespace hotloop {
 
-// What drawing needs to know of a request. Off: top_k <= 0, top_p >= 1, min_p 0, penalties 0, repetition_penalty 1.
+// What drawing needs to know of a request. Off: top_k <= 0, top_p and typical_p >= 1, all others 0, repetition_penalty 1.
 struct DrawParams {
   double temperature = 0;  // 0: greedy
+  double top_n_sigma = 0;
+  double min_p = 0;
   int64_t top_k = 0;
   double top_p = 1;
-  double min_p = 0;
+  double typical_p = 1;
+  double xtc_probability = 0;
+  double xtc_threshold = 0.1;
+  bool mirostat = false;  // instead of the filters
+  double mirostat_tau = 5;
+  double mirostat_eta = 0.1;
   double repetition_penalty = 1;
   double presence_penalty = 0;
   double frequency_penalty = 0;
   uint64_t seed = 0;
   uint32_t choice = 0;
   int32_t num_logprobs = -1;  // top logprobs; -1: none at all
+  bool processed_logprobs = false;  // of what is left to draw from, not of the row as it came
 };
 
-// Changes to a row of logits, in this order: ids that the mask does not allow and barred ids become -inf; biases are added;
-// seen ids are penalized. Barred ids that would leave nothing of what the mask allows stay.
+// Changes to a row of logits, in this order: ids that the mask does not allow, banned and barred ids become -inf; biases
+// are added; seen ids are penalized; dry is subtracted. Barred ids that would leave nothing of what the mask allows stay.
 struct RowEdits {
-  const uint32_t* mask = nullptr;  // [ceil(vocab_size / 32)], bit id % 32 of word id / 32: allowed; null: all are
-  const int32_t* barred = nullptr;
-  int64_t num_barred = 0;
-  const int32_t* bias_ids = nullptr;
-  const float* bias = nullptr;
-  int64_t num_bias = 0;
-  const int32_t* seen_ids = nullptr;
-  const int32_t* counts = nullptr;  // occurrences in the output
-  int64_t num_seen = 0;
+  template <class T>
+  struct Array {
+    const T* data = nullptr;
+    int64_t size = 0;
+  };
 
-  bool empty() const { return mask == nullptr && num_barred == 0 && num_bias == 0 && num_seen == 0; }
+  const uint32_t* mask = nullptr;  // [ceil(vocab_size / 32)], bit id % 32 of word id / 32: allowed; null: all are
+  Array<int32_t> banned, barred, bias_ids, seen_ids, dry_ids;
+  const float* bias = nullptr;      // [bias_ids]
+  const int32_t* counts = nullptr;  // [seen_ids]: occurrences in the output
+  const float* dry = nullptr;       // [dry_ids]
+
+  bool empty() const {
+    return mask == nullptr && banned.size == 0 && barred.size == 0 && bias_ids.size == 0 && seen_ids.size == 0 &&
+           dry_ids.size == 0;
+  }
 };
 
 struct DrawRow {
   const float* logits;  // [vocab_size]
   const DrawParams* params;
   uint32_t position;
+  double mirostat_mu;
   RowEdits edits;
 };
 
@@ -55,8 +69,9 @@ struct DrawResult {
   enum class Status { Drawn, BrokenLogits, NothingLeft, NoMemory };
   Status status = Status::Drawn;
   int64_t token_id = 0;  // of broken logits: the first NaN, else the first maximum
-  float logprob = 0;     // raw
-  int64_t rank = 0;      // 1: the largest logit; of equal ones the lowest id first
+  double mirostat_mu = 0;  // of the next token
+  float logprob = 0;
+  int64_t rank = 0;  // 1: the largest logit; of equal ones the lowest id first
   std::vector<std::pair<int64_t, float>> top;
 };
 

@@ -12,7 +12,7 @@
 namespace hotloop {
 namespace {
 
-constexpr int kCompared = 25, kYardsticks = 2;  // peak_int8 and peak_f32 compute nothing
+constexpr int kCompared = 26, kYardsticks = 2;  // peak_int8 and peak_f32 compute nothing
 static_assert(sizeof(KernelTable) == (1 + kCompared + kYardsticks) * sizeof(void*),
               "a kernel came or went: change SelfCheck and broken_copy too");
 
@@ -362,6 +362,7 @@ class SelfCheck {
       kernels.fixed_point_probs(scaled.data(), n, probs.data());
       write_halves(probs, out);
     });
+    compare("variance", zeros(1), [&](const KernelTable& kernels, float* out) { *out = kernels.variance(logits.data(), n, top); });
     compare("total_mass", zeros(2), [&](const KernelTable& kernels, float* out) {
       write_halves({kernels.total_mass(logits.data(), n, maxima.data(), top, kTemperature)}, out);
     });

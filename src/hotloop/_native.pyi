@@ -187,6 +187,9 @@ def gumbel(isa: str, seed: int, position: int, choice: int, stream: int, first_i
 def log_sum_exp(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[float, float]:
     """(max, log(sum(exp(x - max)))): logprob = (x - max) - log_sum."""
 
+def variance(isa: str, x: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], top: float) -> float:
+    """Of the finite ones of x; top: the largest."""
+
 def rope_cos_sin(positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], inv_freq: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], attention_factor: float) -> tuple[NDArray[numpy.float32], NDArray[numpy.float32]]:
     """cos and sin, float32 [positions, inv_freq]."""
 
@@ -199,10 +202,16 @@ def measure_peak(isa: str, kind: str, threads: int, seconds: float) -> list[floa
 class DrawParams:
     """What drawing needs to know of a request, the same for all its tokens."""
 
-    def __init__(self, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, seed: int = 0, choice: int = 0, num_logprobs: int = -1) -> None: ...
+    def __init__(self, *, temperature: float, top_n_sigma: float = 0.0, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0, typical_p: float = 1.0, xtc_probability: float = 0.0, xtc_threshold: float = 0.1, mirostat: bool = False, mirostat_tau: float = 5.0, mirostat_eta: float = 0.1, repetition_penalty: float = 1.0, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, seed: int = 0, choice: int = 0, num_logprobs: int = -1, processed_logprobs: bool = False) -> None: ...
 
     @property
     def temperature(self) -> float: ...
+
+    @property
+    def top_n_sigma(self) -> float: ...
+
+    @property
+    def min_p(self) -> float: ...
 
     @property
     def top_k(self) -> int: ...
@@ -211,7 +220,22 @@ class DrawParams:
     def top_p(self) -> float: ...
 
     @property
-    def min_p(self) -> float: ...
+    def typical_p(self) -> float: ...
+
+    @property
+    def xtc_probability(self) -> float: ...
+
+    @property
+    def xtc_threshold(self) -> float: ...
+
+    @property
+    def mirostat(self) -> bool: ...
+
+    @property
+    def mirostat_tau(self) -> float: ...
+
+    @property
+    def mirostat_eta(self) -> float: ...
 
     @property
     def repetition_penalty(self) -> float: ...
@@ -231,6 +255,9 @@ class DrawParams:
     @property
     def num_logprobs(self) -> int: ...
 
+    @property
+    def processed_logprobs(self) -> bool: ...
+
 class DrawStatus(enum.Enum):
     drawn = 0
 
@@ -243,10 +270,13 @@ class DrawStatus(enum.Enum):
 class Sampler:
     def __init__(self, isa: str, team: ThreadTeam | None = None) -> None: ...
 
-    def draw(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], params: Sequence[DrawParams], logits_rows: Sequence[int], positions: Sequence[int], edits: Sequence[tuple[int, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None]]) -> tuple[list[int], list[tuple[int, float, int, list[tuple[int, float]]]], list[tuple[int, DrawStatus, int]]]:
+    def draw(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], params: Sequence[DrawParams], logits_rows: Sequence[int], positions: Sequence[int], mirostat_mus: Sequence[float], edits: Sequence[tuple[int, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None]]) -> tuple[list[int], list[tuple[int, float, int, list[tuple[int, float]]]], list[tuple[int, float]], list[tuple[int, DrawStatus, int]]]:
         """
-        Token ids of all rows; (row, logprob, rank, top) of those that want logprobs; (row, what is wrong, token id). edits: (row, barred, bias ids, bias, seen ids, counts, mask).
+        Token ids of all rows; (row, logprob, rank, top) of those that want logprobs; (row, next mu) of mirostat's; (row, what is wrong, token id). edits: (row, banned, barred, bias ids, bias, seen ids, counts, dry ids, dry, mask).
         """
+
+def dry_penalties(ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], multiplier: float, base: float, allowed_length: int, max_length: int) -> list[tuple[int, float]]:
+    """(token id, what to subtract from its logit), ids ascending."""
 
 class Extent(enum.Enum):
     tokens = 0

@@ -37,6 +37,10 @@ class Request:
     parent_id: RequestId | None = None
     num_prefix_hit_tokens: int = 0  # of the first admission: usage's cached_tokens
     num_preemptions: int = 0
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # the tokens of bad_words
+    # Of dry_sequence_breakers: one of the first ids, then all of the second.
+    dry_breakers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    mirostat_mu: float | None = None  # of the next token, once one was drawn with mirostat
 
     @property
     def num_tokens(self) -> int:
@@ -86,7 +90,7 @@ class Timeline(NamedTuple):
 class TokenDelta(NamedTuple):
     """What one step adds to a request: ids out of the core, before any text. A tuple, since every token makes one.
 
-    timeline: None only beside an error of a request that never ran.
+    timeline: None only beside an error of a request that never ran. mirostat_mu: of the token after these.
     """
 
     request_id: RequestId
@@ -96,6 +100,7 @@ class TokenDelta(NamedTuple):
     error: str | None = None
     timeline: Timeline | None = None
     error_kind: ErrorKind = "internal"
+    mirostat_mu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,8 @@ class CompletionOutput:
 class RequestOutput:
     """A request's answer so far. ``timings`` follows telemetry/schema, those of choice 0; ``seed`` replays the answer.
 
-    num_cached_tokens: of the prompt, those that the prefix cache had.
+    num_cached_tokens: of the prompt, those that the prefix cache had. num_truncated_tokens: of the prompt as it was asked,
+    those that truncate_prompt_tokens left out.
     """
 
     request_id: RequestId
@@ -134,3 +140,4 @@ class RequestOutput:
     seed: int
     timings: dict[str, float | int] | None = None
     num_cached_tokens: int = 0
+    num_truncated_tokens: int = 0

@@ -35,9 +35,21 @@ def params_of(i: int, max_tokens: int) -> SamplingParams:
         {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": -0.5},
         {"temperature": 0, "logit_bias": {7: 3.0, 9: -5.0}, "min_tokens": 5},
         {"temperature": 1.0, "stop_token_ids": list(range(20)), "min_tokens": 3},
+        {
+            "temperature": 1.1, "typical_p": 0.8, "top_n_sigma": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.01,
+            "logprobs_mode": "processed",
+        },
+        {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0, "repetition_penalty": 1.1},
+        {"temperature": 0.8, "dry_multiplier": 0.8, "dry_allowed_length": 1, "allowed_token_ids": list(range(30, 50))},
+        {
+            "temperature": 1.3, "min_p": 0.02, "bad_words": ["a", "the"], "xtc_probability": 1.0, "xtc_threshold": 0.02,
+            "dry_multiplier": 1.0,
+        },
+        {"temperature": 0, "dry_multiplier": 2.0, "dry_allowed_length": 1, "logprobs_mode": "processed"},
+        {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.5, "min_tokens": 4},
         {"temperature": 1.1, "top_p": 0.99, "structured_outputs": SCHEMA},
         {"temperature": 0.8, "frequency_penalty": 0.3, "min_tokens": 9, "structured_outputs": GRAMMAR},
-    ]
+    ]  # fmt: skip
     kind = kinds[i % len(kinds)]
     kind["min_tokens"] = min(kind.get("min_tokens", 0), max_tokens)
     return SamplingParams(**{"seed": 1000 + i, "max_tokens": max_tokens, "logprobs": 2, "ignore_eos": i % 3 > 0, **kind})

@@ -15,6 +15,7 @@ from engine.engines import assert_idle
 from engine.jobs import ALONE, NUM_JOBS, Exercised, Job, answers, one_by_one, params_of
 from hotloop import LLM, Resume, SamplingParams
 from hotloop.config import KVDtype
+from hotloop.errors import InvalidRequestError
 from hotloop.request import CompletionOutput
 from hotloop.scheduler.output import SchedulerOutput
 from hotloop.scheduler.scheduler import Scheduler
@@ -254,7 +255,7 @@ def test_forked_choices_are_those_of_separate_requests(tiny: Path) -> None:  # k
 
 def test_resumed_at_every_output_length(tiny: Path, jobs: list[Job], expected: list[CompletionOutput]) -> None:
     """In another engine, with other requests beside it: ids, text, finish reason, and the logprobs of the rest."""
-    for i in (0, 1, 3, 4, 5, 9):
+    for i in (0, 1, 3, 4, 5, 8, 9, 10):
         prompt, params = jobs[i]
         whole = expected[i]
         llm = LLM(tiny, max_num_batched_tokens=32)
@@ -268,6 +269,28 @@ def test_resumed_at_every_output_length(tiny: Path, jobs: list[Job], expected: l
             assert whole.logprobs is not None
             assert last.output.outputs == [replace(whole, logprobs=whole.logprobs[length:])]
         assert_idle(llm)
+
+
+@pytest.mark.parametrize("job", [7, 11])
+def test_resumed_with_mirostat(tiny: Path, jobs: list[Job], expected: list[CompletionOutput], job: int) -> None:
+    """The one state of the sampler that the output ids do not tell."""
+    prompt, params = jobs[job]
+    llm = LLM(tiny)
+    (request,) = llm._inputs.ask(prompt, params).requests
+    llm._core.add([request])
+    so_far = []
+    while llm._core.has_work:
+        so_far.append(Resume.of(request))
+        llm._core.step()
+    assert len({resume.mirostat_mu for resume in so_far}) > 3
+    for resume in {len(resume.output_ids): resume for resume in so_far}.values():
+        (*_, last) = llm.resume(resume)
+        assert last.output is not None
+        logprobs = expected[job].logprobs
+        assert logprobs is not None
+        assert last.output.outputs == [replace(expected[job], logprobs=logprobs[len(resume.output_ids) :])]
+    with pytest.raises(InvalidRequestError, match="mirostat_mu"):
+        llm.resume(replace(so_far[-1], mirostat_mu=None))
 
 
 @pytest.mark.parametrize("kv_dtype", get_args(KVDtype))

@@ -27,23 +27,44 @@ def drawn(logits: NDArray[np.float32], positions: Sequence[int], **params: float
     """One token per position."""
     sampler, of_all = _native.Sampler(ISA), _native.DrawParams(**params)  # type: ignore[arg-type]
     n = len(positions)
-    token_ids, _, faults = sampler.draw(logits[None], [of_all] * n, [0] * n, list(positions), [])
+    token_ids, _, _, faults = sampler.draw(logits[None], [of_all] * n, [0] * n, list(positions), [0.0] * n, [])
     assert not faults
     return np.array(token_ids)
 
 
 def probabilities(logits: NDArray[np.float32], params: Params) -> NDArray[np.float64]:
-    """temperature -> min_p -> top_k -> top_p -> softmax in float64, with full sorts."""
-    scaled = logits.astype(np.float64) / params["temperature"]
+    """temperature -> top_n_sigma -> min_p -> top_k -> top_p -> typical_p -> xtc -> softmax in float64, with full sorts."""
+    exact = logits.astype(np.float64)
+    scaled = exact / params["temperature"]
     probs = np.exp(scaled - scaled.max())
     order = np.argsort(-probs, kind="stable")
+    if "top_n_sigma" in params:
+        order = order[exact[order] >= exact.max() - params["top_n_sigma"] * exact.std()]
     order = order[probs[order] >= params.get("min_p", 0)]
     order = order[: int(params.get("top_k", 0)) or None]
-    mass = np.cumsum(probs[order]) / probs[order].sum()
-    kept = order[: int(np.searchsorted(mass, params.get("top_p", 1) * (1 - 1e-12))) + 1]
+    order = nucleus(probs, order, params.get("top_p", 1))
+    if "typical_p" in params:
+        share = probs[order] / probs[order].sum()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            surprise = -np.log(share)
+            entropy = np.nansum(share * surprise)
+        order = order[np.argsort(np.abs(surprise - entropy), kind="stable")]
+        order = np.sort(nucleus(probs, order, params["typical_p"]))
     result = np.zeros(VOCAB)
-    result[kept] = probs[kept] / probs[kept].sum()
+    result[order] = probs[order] / probs[order].sum()
+    if "xtc_probability" in params:
+        likely = order[result[order] >= params["xtc_threshold"]]
+        excluded = likely[np.argsort(-probs[likely], kind="stable")][:-1]
+        rest = result.copy()
+        rest[excluded] = 0
+        applies = params["xtc_probability"]
+        result = (1 - applies) * result + applies * rest / rest.sum()
     return result
+
+
+def nucleus(probs: NDArray[np.float64], order: NDArray[np.int64], share: float) -> NDArray[np.int64]:
+    mass = np.cumsum(probs[order]) / probs[order].sum()
+    return order[: int(np.searchsorted(mass, share * (1 - 1e-12))) + 1]
 
 
 def assert_follows(tokens: NDArray[np.int64], probs: NDArray[np.float64]) -> None:
@@ -69,13 +90,44 @@ def assert_follows(tokens: NDArray[np.int64], probs: NDArray[np.float64]) -> Non
         {"temperature": 1.0}, {"temperature": 0.3}, {"temperature": 5.0}, {"temperature": 100.0}, {"temperature": 1e-3},
         {"temperature": 1e-30}, {"temperature": 1.0, "top_k": 5}, {"temperature": 2.0, "top_k": 200},
         {"temperature": 1.0, "top_p": 0.3}, {"temperature": 1.5, "top_p": 0.95}, {"temperature": 1.0, "min_p": 0.1},
-        {"temperature": 1.5, "top_k": 100, "top_p": 0.8, "min_p": 0.01},
+        {"temperature": 1.5, "top_k": 100, "top_p": 0.8, "min_p": 0.01}, {"temperature": 1.0, "top_n_sigma": 1.5},
+        {"temperature": 3.0, "top_n_sigma": 1.0}, {"temperature": 1.0, "typical_p": 0.4},
+        {"temperature": 2.0, "typical_p": 0.9},
+        {"temperature": 1.0, "xtc_probability": 1.0, "xtc_threshold": 0.02},
+        {"temperature": 1.0, "xtc_probability": 0.3, "xtc_threshold": 0.01},
+        {
+            "temperature": 1.5, "top_n_sigma": 3.0, "min_p": 0.005, "top_k": 200, "top_p": 0.98, "typical_p": 0.9,
+            "xtc_probability": 0.5, "xtc_threshold": 0.02,
+        },
+        {"temperature": 1e-30, "typical_p": 0.5}, {"temperature": 100.0, "typical_p": 0.5, "top_n_sigma": 1.0},
     ],
 )  # fmt: skip
 def test_draws_follow_the_filtered_softmax(params: Params) -> None:
     logits = logits_of(1)
     tokens = drawn(logits, range(NUM_DRAWS), **params, seed=11)
     assert_follows(tokens, probabilities(logits, params))
+
+
+def test_mirostat_draws_follow_its_cut_and_reach_its_surprise() -> None:
+    """Of many tokens in a row; each one's distribution depends on mu, so their surprises are what is tested."""
+    logits, tau = logits_of(1), 3.0
+    sampler = _native.Sampler(ISA)
+    params = _native.DrawParams(temperature=1.0, mirostat=True, mirostat_tau=tau, mirostat_eta=0.1, seed=3)
+    mu, surprises, expected = 2 * tau, [], []
+    surprise = -np.log2(probabilities(logits, {"temperature": 1.0}))
+    for position in range(4000):
+        kept = surprise <= mu if (surprise <= mu).any() else surprise == surprise.min()
+        probs = np.where(kept, 2.0**-surprise, 0)
+        probs /= probs.sum()
+        (token_id,), _, ((_, next_mu),), _ = sampler.draw(logits[None], [params], [0], [position], [mu], [])
+        assert kept[token_id]
+        observed = -np.log2(probs[token_id])
+        assert next_mu == pytest.approx(mu - 0.1 * (observed - tau), abs=1e-5)
+        surprises.append(observed)
+        expected.append(float((probs[kept] * -np.log2(probs[kept])).sum()))
+        mu = next_mu
+    assert np.mean(surprises) == pytest.approx(tau, abs=0.05)
+    assert np.mean(surprises) == pytest.approx(np.mean(expected), abs=0.1)
 
 
 def test_the_test_notices_a_wrong_distribution() -> None:
@@ -92,18 +144,20 @@ def test_draws_of_seeds_and_choices_follow_it_too() -> None:
     sampler = _native.Sampler(ISA)
     for name in ("seed", "choice"):
         params = [_native.DrawParams(temperature=1.0, **{name: i}) for i in range(n)]
-        token_ids, _, _ = sampler.draw(logits[None], params, [0] * n, [77] * n, [])
+        token_ids, _, _, _ = sampler.draw(logits[None], params, [0] * n, [77] * n, [0.0] * n, [])
         assert_follows(np.array(token_ids), expected)
 
 
 def test_draws_follow_the_edited_distribution() -> None:
     logits = logits_of(3)
-    edits = (np.array([int(logits.argmax())], np.int32), np.array([4], np.int32), np.array([6.0], np.float32))
+    banned, bias_ids, bias = np.array([int(logits.argmax())], np.int32), np.array([4], np.int32), np.array([6.0], np.float32)
     n = 10_000
     params = _native.DrawParams(temperature=1.0, seed=5)
-    rows = [(i, *edits, NO_IDS, NO_IDS, None) for i in range(n)]
-    token_ids, _, _ = _native.Sampler(ISA).draw(logits[None], [params] * n, [0] * n, list(range(n)), rows)
-    logits[edits[0]], logits[4] = -np.inf, logits[4] + 6
+    edits = (banned, NO_IDS, bias_ids, bias, NO_IDS, NO_IDS, NO_IDS, bias[:0], None)
+    token_ids, _, _, _ = _native.Sampler(ISA).draw(
+        logits[None], [params] * n, [0] * n, list(range(n)), [0.0] * n, [(i, *edits) for i in range(n)]
+    )
+    logits[banned], logits[4] = -np.inf, logits[4] + 6
     assert_follows(np.array(token_ids), probabilities(logits, {"temperature": 1.0}))
 
 

@@ -22,6 +22,17 @@ BAD = [
     ("presence_penalty", 2.1), ("presence_penalty", -2.1), ("presence_penalty", math.nan), ("presence_penalty", None),
     ("frequency_penalty", 2.1), ("frequency_penalty", math.inf), ("n", 0), ("n", 129), ("n", 1.0), ("n", None),
     ("logit_bias", [5]), ("logit_bias", {"abc": 5}), ("logit_bias", {1.5: 5}), ("logit_bias", {5: 100.5}),
+    ("typical_p", 0), ("typical_p", 1.5), ("typical_p", None), ("typical_p", math.nan), ("top_n_sigma", -2),
+    ("top_n_sigma", math.inf), ("xtc_probability", 1.1), ("xtc_probability", -0.1), ("xtc_threshold", math.nan),
+    ("mirostat", 1), ("mirostat", True), ("mirostat", 2.0), ("mirostat_tau", -1), ("mirostat_tau", math.inf),
+    ("mirostat_eta", 2), ("mirostat_eta", None), ("dry_multiplier", -1), ("dry_multiplier", math.inf), ("dry_base", 0.9),
+    ("dry_base", math.nan), ("dry_allowed_length", 0), ("dry_allowed_length", 2.0), ("dry_sequence_breakers", None),
+    ("dry_sequence_breakers", "x"), ("dry_sequence_breakers", [""]), ("dry_sequence_breakers", ["x" * 201]),
+    ("dry_sequence_breakers", [b"x"]), ("dry_sequence_breakers", ["x"] * 65), ("bad_words", "x"), ("bad_words", [""]),
+    ("bad_words", [5]), ("bad_words", ["x"] * 1001), ("bad_words", ["a\ud800"]), ("bad_words", {"x": 1}),
+    ("allowed_token_ids", []), ("allowed_token_ids", 5), ("allowed_token_ids", ["a"]), ("allowed_token_ids", [True]),
+    ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 1.5),
+    ("logprobs_mode", "cooked"), ("logprobs_mode", None),
     ("logit_bias", {5: math.nan}), ("logit_bias", {5: "1"}), ("logit_bias", {5: 1, "5": 1}), ("logit_bias", {True: 1}),
 ]  # fmt: skip
 
@@ -38,7 +49,9 @@ def test_bad_values_name_the_field(name: str, value: object) -> None:
         {"temperature": 0, "top_p": 0.3, "top_k": 1, "min_p": 0.5}, {"top_k": -1}, {"top_k": 0}, {"top_k": 10**7},
         {"top_p": 1e-9}, {"temperature": 1e-30}, {"stop": None}, {"stop": []}, {"seed": 2**64 - 1}, {"seed": -1},
         {"max_tokens": None, "min_tokens": 5}, {"repetition_penalty": 1e-5}, {"presence_penalty": -2, "n": 128},
-        {"logit_bias": {}}, {"logit_bias": {0: -100, 3: 100}},
+        {"logit_bias": {}}, {"logit_bias": {0: -100, 3: 100}}, {"top_n_sigma": -1}, {"top_n_sigma": 1e30}, {"typical_p": 1},
+        {"mirostat": 0, "top_k": 5}, {"mirostat": 2, "top_k": -1, "top_p": 1.0, "min_p": 0}, {"dry_sequence_breakers": ()},
+        {"bad_words": (" ", "\n")}, {"truncate_prompt_tokens": -1}, {"allowed_token_ids": (3, 3)},
     ],
 )  # fmt: skip
 def test_legal_values(params: dict[str, object]) -> None:
@@ -49,6 +62,18 @@ def test_legal_values(params: dict[str, object]) -> None:
 def test_min_tokens_above_max_tokens() -> None:
     with pytest.raises(InvalidRequestError, match=r"min_tokens is 9.*max_tokens 8"):
         SamplingParams(min_tokens=9, max_tokens=8)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"typical_p": 0.9}, {"top_n_sigma": 1}, {"xtc_probability": 0.5}],
+)
+def test_mirostat_takes_the_place_of_the_filters(filters: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{next(iter(filters))} is .* left out with mirostat 2"):
+        SamplingParams(mirostat=2, **filters)  # type: ignore[arg-type]
+    recommended = {"temperature": 0.2, "top_k": 20, "top_p": 0.9, "min_p": 0.1}
+    params = SamplingParams(mirostat=2).with_defaults(recommended)
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.2, 0, 1.0, 0.0)
 
 
 def test_request_wins_over_recommendation_wins_over_built_in() -> None:
@@ -64,10 +89,11 @@ def test_request_wins_over_recommendation_wins_over_built_in() -> None:
 
 
 def test_token_ids_outside_the_vocabulary() -> None:
-    SamplingParams(stop_token_ids=[0, 99]).check_vocabulary(100)
+    SamplingParams(stop_token_ids=[0, 99], allowed_token_ids=[0, 99]).check_vocabulary(100)
     for bad in (100, -1, 10**6):
-        with pytest.raises(InvalidRequestError, match=str(bad)):
-            SamplingParams(stop_token_ids=[bad]).check_vocabulary(100)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            with pytest.raises(InvalidRequestError, match=f"{name} is {bad};"):
+                SamplingParams(**{name: [bad]}).check_vocabulary(100)  # type: ignore[arg-type]
 
 
 def test_logit_bias_outside_the_vocabulary_and_with_the_keys_of_json() -> None:  # known fault B03

@@ -88,5 +88,9 @@ def token_deltas(
         timeline = live.clock.timeline(request.num_prefix_hit_tokens, request.num_preemptions)
         logprobs: tuple[TokenLogprobs, ...] = () if result.logprobs is None else (result.logprobs,)
         finish = ended.get(request_id)
-        deltas.append(TokenDelta(request_id, (result.token_id,), logprobs, finish, None, timeline))
+        deltas.append(
+            TokenDelta(
+                request_id, (result.token_id,), logprobs, finish, None, timeline, mirostat_mu=result.mirostat_mu
+            )
+        )
     return deltas

@@ -344,7 +344,8 @@ class EngineCore:
     def _sampler_state(self, request: Request) -> SamplerState:
         return SamplerState(
             request.params, seed=request.seed, choice=request.choice, prompt_token_ids=request.prompt_token_ids,
-            output_token_ids=request.output_token_ids, stop_token_ids=request.stop_token_ids,
+            output_token_ids=request.output_token_ids, mirostat_mu=request.mirostat_mu,
+            stop_token_ids=request.stop_token_ids, bad_word_ids=request.bad_word_ids, dry_breakers=request.dry_breakers,
             vocab_size=self.runner.vocab_size,
         )  # fmt: skip
 
@@ -358,7 +359,8 @@ class EngineCore:
             request, token_id = live.request, result.token_id
             tokens[request.request_id] = [token_id]
             assert live.sampler is not None
-            live.sampler.push(token_id)
+            live.sampler.push(token_id, result.mirostat_mu)
+            request.mirostat_mu = result.mirostat_mu
             is_complete = live.constraint is not None and live.constraint.is_complete
             if token_id in request.stop_token_ids or is_complete:
                 ended[request.request_id] = "stop"

@@ -95,8 +95,9 @@ class Generation:
         first = ask.requests[0]
         outputs = [choice.output for choice in self._choices.values()]
         self.output = RequestOutput(
-            RequestId(ask.name), ask.text, list(first.prompt_token_ids), outputs, False, first.seed
-        )
+            RequestId(ask.name), ask.text, list(first.prompt_token_ids), outputs, False, first.seed,
+            num_truncated_tokens=ask.num_truncated_tokens,
+        )  # fmt: skip
 
     @property
     def is_finished(self) -> bool:

@@ -17,6 +17,7 @@ from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.sampling_params import MAX_CHOICES, SamplingParams
 from hotloop.text.chat_template import ChatTemplate, encode_chat
 from hotloop.text.tokenizer import Tokenizer
+from hotloop.text.words import Words
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]  # text, token ids, or {"prompt_token_ids": [...]}
@@ -27,6 +28,7 @@ _SEED_BITS = 53  # any JSON reader holds such an integer exactly
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A prompt on its way: its name, its text if it was one, and a request for each of its choices, choice 0 first.
+    num_truncated_tokens: what truncate_prompt_tokens left out.
 
     The requests' ids are not the name but unlike all before them: the engine may still be at work on one of that name that
     was given up just now.
@@ -35,6 +37,7 @@ class Ask:
     name: str
     text: str | None
     requests: list[Request]
+    num_truncated_tokens: int = 0
 
 
 class InputProcessor:
@@ -60,6 +63,7 @@ class InputProcessor:
         self.max_request_tokens = max_model_len if max_request_tokens is None else max_request_tokens
         self._recommended = recommended
         self._name = name
+        self._words = Words(tokenizer)
         self._ids = count()
         self._template: ChatTemplate | None = None
         self._grammars = grammars or GrammarCompiler(lambda: tokenizer)
@@ -89,9 +93,10 @@ class InputProcessor:
         """
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         _check_options(priority, timeout_s, cache_salt)
-        text, ids = self._prompt_token_ids(prompt, parse_special)
         params = self.resolved(params)
         self._check_structure(params)
+        text, ids = self._prompt_token_ids(prompt, parse_special, truncates=params.truncate_prompt_tokens is not None)
+        ids, num_truncated = self._truncated(ids, params.truncate_prompt_tokens)
         seed = params.seed if params.seed is not None else secrets.randbits(_SEED_BITS)
         name, first = self._identify(request_id)
         request = self._request(first, ids, params, seed, arrival_s, priority, timeout_s, cache_salt)
@@ -99,7 +104,7 @@ class InputProcessor:
             replace(request, request_id=RequestId(f"{first}/{i}"), choice=i, parent_id=first, output_token_ids=[])
             for i in range(1, params.n)
         ]
-        return Ask(name, text, [request, *choices])
+        return Ask(name, text, [request, *choices], num_truncated)
 
     def resume(
         self,
@@ -121,11 +126,16 @@ class InputProcessor:
                 raise InvalidRequestError(f"{what} of the resumed request is {ids!r:.60}; it must be a list of integers")
         params = self.resolved(resume.params)
         self._check_structure(params)
+        mu = resume.mirostat_mu
+        if mu is not None and (type(mu) is not float or not math.isfinite(mu)):
+            raise InvalidRequestError(f"mirostat_mu of the resumed request is {mu!r:.60}; it must be what Resume.of gave")
+        if mu is None and params.mirostat and params.temperature and resume.output_ids:
+            raise InvalidRequestError("the resumed request uses mirostat and has no mirostat_mu; take it from Resume.of")
         name, first = self._identify(request_id)
         request = self._request(
             first, list(resume.prompt_ids), params, resume.seed, arrival_s, priority, timeout_s, cache_salt
         )
-        request.choice = resume.choice
+        request.choice, request.mirostat_mu = resume.choice, resume.mirostat_mu
         request.output_token_ids = output = list(resume.output_ids)
         if len(output) >= request.max_tokens or (output and output[-1] in request.stop_token_ids):
             raise InvalidRequestError(
@@ -193,9 +203,25 @@ class InputProcessor:
             priority=priority,
             deadline_s=None if timeout_s is None else arrival_s + timeout_s,
             cache_salt=cache_salt,
+            bad_word_ids=self._words.bad_words(params.bad_words or ()),
+            dry_breakers=self._words.breakers(tuple(params.dry_sequence_breakers)) if params.dry_multiplier else (),
         )
 
-    def _prompt_token_ids(self, prompt: Prompt, parse_special: bool) -> tuple[str | None, list[int]]:
+    def _truncated(self, ids: list[int], limit: int | None) -> tuple[list[int], int]:
+        """The last ``limit`` of the prompt's ids (-1: as many as leave room for a token of output), after the BOS if they
+        begin with one; and how many were left out."""
+        if limit is None:
+            return ids, 0
+        limit = self.max_model_len - 1 if limit == -1 else limit
+        if len(ids) <= limit:
+            return ids, 0
+        bos = self.tokenizer.bos_token_id
+        start = [bos] if bos is not None and ids[0] == bos else []
+        return start + ids[len(ids) - limit + len(start) :], len(ids) - limit
+
+    def _prompt_token_ids(
+        self, prompt: Prompt, parse_special: bool, *, truncates: bool
+    ) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
             unknown = prompt.keys() - {"prompt", "prompt_token_ids"}
             if unknown or not prompt:
@@ -208,7 +234,7 @@ class InputProcessor:
             raise InvalidRequestError(f"a prompt is a text or a list of token ids, not {prompt!r:.60}")
         if isinstance(prompt, str):
             least = self.tokenizer.min_num_tokens(prompt)
-            if least >= self.max_model_len:
+            if least >= self.max_model_len and not truncates:
                 raise ContextLengthError(
                     f"the prompt has {len(prompt)} characters, at least {least} tokens, and the context length is "
                     f"{self.max_model_len}; shorten the prompt"

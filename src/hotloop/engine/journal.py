@@ -96,6 +96,7 @@ class Journal:
                 continue
             if delta.token_ids:
                 entry.request.output_token_ids += delta.token_ids
+                entry.request.mirostat_mu = delta.mirostat_mu
                 entry.has_drawn = True
                 entry.strikes = entry.kills_alone = 0
             if delta.timeline is not None:

@@ -14,7 +14,8 @@ class Resume:
     """One choice of a request so far. The rest of its output is what it would have been: tokens, logprobs and finish reason.
 
     params: resolved, those of ``Request``. output_ids: what was drawn; they are prefilled but stay output (penalties,
-    limits, usage). The sampler's state is a fold over them, so it is made again and not stored.
+    limits, usage). The sampler's state is a fold over them, so it is made again and not stored; only mirostat's mu, which is
+    not, comes along.
     """
 
     prompt_ids: Sequence[int]
@@ -22,11 +23,12 @@ class Resume:
     params: SamplingParams
     seed: int
     choice: int = 0
+    mirostat_mu: float | None = None
 
     @classmethod
     def of(cls, request: Request) -> Resume:
         """A copy of where a request is."""
         return cls(
             tuple(request.prompt_token_ids), tuple(request.output_token_ids), request.params, request.seed,
-            request.choice,
+            request.choice, request.mirostat_mu,
         )  # fmt: skip

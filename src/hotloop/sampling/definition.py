@@ -1,54 +1,87 @@
 """What sampling is, in numpy: the definition that the native sampler equals to the bit (docs/sampling.md).
 
-One row of logits becomes one token id, a pure function of (logits, parameters, edits, position).
+One row of logits becomes one token id, a pure function of (logits, parameters, edits, position, mirostat's mu).
 
-Order: logits -> mask of structured output -> stop ids barred before min_tokens -> logit_bias -> penalties -> greedy if
-temperature is 0 -> temperature -> min_p -> top_k -> top_p -> draw. The draw is argmax(logit / temperature + g) over what
-is left, g counter-based Gumbel noise; ties go to the lowest id. Probabilities are compared and summed as integers (units
-of 2^-40 of the top probability), so no sum depends on its order.
+Order: logits -> mask -> bad words, and stop ids before min_tokens -> logit_bias -> repetition, frequency and presence
+penalties -> dry -> greedy if temperature is 0 -> temperature -> top_n_sigma -> min_p -> top_k -> top_p -> typical_p -> xtc ->
+draw. mirostat takes the place of the filters. The draw is argmax(logit / temperature + g) over what is left, g
+counter-based Gumbel noise; ties go to the lowest id.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hotloop import _native
 from hotloop.errors import HotloopError
 from hotloop.request import TokenLogprobs
 from hotloop.sampling.edits import NO_IDS, Edits
+from hotloop.sampling.filters import (
+    FIXED_POINT_BITS,
+    Floats,
+    Ids,
+    Weights,
+    exclude_top_choices,
+    fixed_point_probs,
+    keep_min_p,
+    keep_mirostat,
+    keep_top_k,
+    keep_top_n_sigma,
+    keep_top_p,
+    keep_typical_p,
+    next_mirostat_mu,
+    normal_float32,
+    scale_logits,
+    xtc_applies,
+)
 
-Floats = NDArray[np.float32]
-Ids = NDArray[np.int64]
-
-_FIXED_POINT_BITS = 40
 _DRAW_STREAM = 0
 
 
-def draw_row(isa: str, logits: Floats, params: _native.DrawParams, edits: Edits | None, position: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A drawn token, with logprobs where the request wants them. mirostat_mu: of the next token, where there is mirostat."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    mirostat_mu: float | None = None
+
+
+def draw_row(
+    isa: str, logits: Floats, params: _native.DrawParams, edits: Edits | None, position: int, mirostat_mu: float = 0.0
+) -> Draw:
     """Draw the token at ``position`` (absolute) from logits float32 [vocab_size].
 
     Raises: HotloopError if a logit is NaN or +inf, all are -inf, or the edits leave nothing to draw.
     """
-    top = int(np.argmax(logits))  # the first NaN, if there is one
+    raw, top = logits, int(np.argmax(logits))  # the first NaN, if there is one
     if not np.isfinite(logits[top]):
         raise broken_logits(position, top, float(logits[top]))
     if edits is not None:
-        raw, logits = logits, edited(logits, params, edits)
+        logits = edited(raw, params, edits)
         if logits.max() == -np.inf and edits.mask is not None:
-            logits = edited(raw, params, replace(edits, barred=NO_IDS))
-        top = int(np.argmax(logits))
-        if logits[top] == -np.inf:
+            logits = edited(raw, params, edits._replace(barred=NO_IDS))
+        if logits.max() == -np.inf:
             raise nothing_left(position, edits)
+    next_mu = mirostat_mu
+    scaled = scale_logits(logits, params.temperature or 1.0)
     if params.temperature == 0:
-        return top
-    scaled = scale_logits(logits, params.temperature)
-    ids, weights = keep_min_p(scaled, fixed_point_probs(isa, scaled), params.min_p)
-    ids, weights = keep_top_k(scaled, ids, weights, params.top_k)
-    ids = keep_top_p(scaled, ids, weights, params.top_p)
-    return draw(isa, scaled, ids, params.seed, position, params.choice)
+        ids, weights = np.arange(len(scaled)), fixed_point_probs(isa, scaled)
+        token_id = int(np.argmax(logits))
+    else:
+        ids, weights = kept(isa, logits, scaled, params, position, mirostat_mu)
+        token_id = draw(isa, scaled, ids, params.seed, position, params.choice)
+        if params.mirostat:
+            weight = int(weights[ids == token_id][0])
+            next_mu = next_mirostat_mu(isa, params, mirostat_mu, weight, weights)
+    logprobs = None
+    if params.num_logprobs >= 0 and params.processed_logprobs:
+        logprobs = processed_logprobs(isa, scaled, ids, weights, token_id, params.num_logprobs)
+    elif params.num_logprobs >= 0:
+        logprobs = raw_logprobs(isa, raw, token_id, params.num_logprobs)
+    return Draw(token_id, logprobs, next_mu if params.mirostat else None)
 
 
 def broken_logits(position: int, token_id: int, logit: float) -> HotloopError:
@@ -58,11 +91,15 @@ def broken_logits(position: int, token_id: int, logit: float) -> HotloopError:
 def nothing_left(position: int, edits: Edits) -> HotloopError:
     if edits.mask is not None:
         why = "no token that is allowed here has a finite logit"
-    else:
+        if len(edits.banned):
+            why += " and is no bad word"
+    elif len(edits.barred):
         why = (
             f"before min_tokens no stop token is drawn, and the {len(edits.barred)} stop tokens are all there is; "
             f"lower min_tokens"
         )
+    else:
+        why = "bad_words and the penalties rule out every token"
     return HotloopError(f"nothing is left to draw at position {position}: {why}")
 
 
@@ -72,86 +109,67 @@ def edited(logits: Floats, params: _native.DrawParams, edits: Edits) -> Floats:
     if edits.mask is not None:
         allowed = np.unpackbits(edits.mask.astype("<u4").view(np.uint8), bitorder="little")
         logits[allowed[: len(logits)] == 0] = -np.inf
+    logits[edits.banned] = -np.inf
     logits[edits.barred] = -np.inf
     logits[edits.bias_ids] += edits.bias
     seen = logits[edits.seen_ids]
-    penalty = _normal_float32(params.repetition_penalty)
+    penalty = normal_float32(params.repetition_penalty)
     with np.errstate(over="ignore"):
         seen = np.where(seen > 0, seen / penalty, seen * penalty)
-    present = edits.counts > 0
-    subtracted = edits.counts * params.frequency_penalty + params.presence_penalty  # float64, rounded once
-    seen[present] -= subtracted[present].astype(np.float32)
-    logits[edits.seen_ids] = seen
+        present = edits.counts > 0
+        subtracted = edits.counts * params.frequency_penalty + params.presence_penalty  # float64, rounded once
+        seen[present] -= subtracted[present].astype(np.float32)
+        logits[edits.seen_ids] = seen
+        logits[edits.dry_ids] -= edits.dry
     return np.minimum(logits, np.finfo(np.float32).max)
 
 
-def scale_logits(logits: Floats, temperature: float) -> Floats:
-    """(logits - max) / temperature: float32 [vocab_size], the top one is 0, tiny temperatures give -inf, never NaN."""
-    with np.errstate(over="ignore"):
-        return np.asarray((logits - logits.max()) / _normal_float32(temperature), np.float32)
-
-
-def _normal_float32(x: float) -> np.float32:
-    """The nearest positive, finite, normal float32."""
-    limits = np.finfo(np.float32)
-    return np.float32(min(max(x, float(limits.tiny)), float(limits.max)))
-
-
-def fixed_point_probs(isa: str, scaled: Floats) -> NDArray[np.uint64]:
-    """exp(scaled) in units of 2^-40, rounded down: uint64 [vocab_size]. The top token has 2^40."""
-    return np.asarray(np.ldexp(_native.exp(isa, scaled).astype(np.float64), _FIXED_POINT_BITS), np.uint64)
-
-
-def keep_min_p(scaled: Floats, weights: NDArray[np.uint64], min_p: float) -> tuple[Ids, NDArray[np.uint64]]:
-    """Ids (ascending) whose probability is at least min_p times the top one's, and their weights. Below 2^-40 it is off."""
-    floor = int(min_p * 2**_FIXED_POINT_BITS)
-    ids = np.flatnonzero(weights >= np.uint64(floor))
-    return ids, weights[ids]
-
-
-def keep_top_k(scaled: Floats, ids: Ids, weights: NDArray[np.uint64], top_k: int) -> tuple[Ids, NDArray[np.uint64]]:
-    """The top_k largest logits among ``ids``; of equal ones at the edge the lowest ids. Off: 0, -1."""
-    if top_k <= 0 or top_k >= len(ids):
-        return ids, weights
-    values = scaled[ids]
-    edge = np.partition(values, len(values) - top_k)[len(values) - top_k]
-    above = values > edge
-    at_edge = np.flatnonzero(values == edge)[: top_k - int(above.sum())]
-    above[at_edge] = True
-    return ids[above], weights[above]
-
-
-def keep_top_p(scaled: Floats, ids: Ids, weights: NDArray[np.uint64], top_p: float) -> Ids:
-    """The smallest set of most probable ids whose mass reaches top_p of the mass of ``ids``; at least one."""
-    total = int(weights.sum())
-    target = max(1, -int(-top_p * total // 1))
-    if top_p >= 1 or target >= total:
-        return ids
-    order = np.lexsort((ids, -scaled[ids]))
-    mass = np.cumsum(weights[order], dtype=np.uint64)
-    return ids[order[: int(np.searchsorted(mass, np.uint64(target))) + 1]]
+def kept(
+    isa: str, logits: Floats, scaled: Floats, params: _native.DrawParams, position: int, mirostat_mu: float = 0.0
+) -> tuple[Ids, Weights]:
+    """What the filters leave of edited logits: ids, ascending, and their weights."""
+    weights = fixed_point_probs(isa, scaled)
+    if params.mirostat:
+        return keep_mirostat(isa, scaled, weights, mirostat_mu)
+    ids = np.arange(len(scaled))
+    ids, weights = keep_top_n_sigma(isa, logits, scaled, ids, weights, params.temperature, params.top_n_sigma)
+    ids, weights = keep_min_p(ids, weights, params.min_p)
+    ids, weights = keep_top_k(scaled, ids, weights, params.top_k)
+    ids, weights = keep_top_p(scaled, ids, weights, params.top_p)
+    ids, weights = keep_typical_p(scaled, ids, weights, params.typical_p)
+    if xtc_applies(isa, params, position):
+        ids, weights = exclude_top_choices(scaled, ids, weights, params.xtc_threshold)
+    return ids, weights
 
 
 def draw(isa: str, scaled: Floats, ids: Ids, seed: int, position: int, choice: int) -> int:
-    """argmax over ``ids`` of scaled + Gumbel noise of (seed, position, choice, token id); ties to the lowest id."""
+    """argmax over ``ids`` (ascending) of scaled + Gumbel noise of (seed, position, choice, token id); ties to the lowest id."""
     if len(ids) == 1:
         return int(ids[0])
-    ids = np.sort(ids)
     noise = _native.gumbel(isa, seed, position, choice, _DRAW_STREAM, 0, len(scaled))
     return int(ids[np.argmax(scaled[ids] + noise[ids])])
 
 
-def token_logprobs(isa: str, logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
-    """Raw logprobs (log-softmax of the logits before any processing) of ``token_id`` and the ``num_top`` largest."""
+def raw_logprobs(isa: str, logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
+    """Logprobs (log-softmax of the logits before any processing) of ``token_id`` and the ``num_top`` largest."""
     top_logit, log_sum = _native.log_sum_exp(isa, logits)
     logprobs = (logits - np.float32(top_logit)) - np.float32(log_sum)
-    count = min(num_top, len(logits))
-    top: Ids = np.empty(0, np.int64)
-    if count:
-        largest = np.argpartition(-logits, count - 1)[:count]
-        edge = logits[largest].min()
-        largest = np.flatnonzero(logits >= edge)  # ties at the edge: the lowest ids win below
-        top = largest[np.lexsort((largest, -logits[largest]))][:count]
-    own = logits[token_id]
-    rank = int((logits > own).sum() + (logits[:token_id] == own).sum()) + 1
-    return TokenLogprobs(token_id, float(logprobs[token_id]), rank, tuple((int(i), float(logprobs[i])) for i in top))
+    return _entry(logits, np.arange(len(logits)), logprobs, token_id, num_top)
+
+
+def processed_logprobs(
+    isa: str, scaled: Floats, ids: Ids, weights: Weights, token_id: int, num_top: int
+) -> TokenLogprobs:
+    """Logprobs of what is drawn from, ``ids``, among themselves; those without a finite one are left out."""
+    finite = np.isfinite(scaled[ids])
+    total = np.float32(float(int(weights.sum())) / 2.0**FIXED_POINT_BITS)
+    logprobs = scaled[ids] - _native.log(isa, np.array([total], np.float32))[0]
+    return _entry(scaled[ids][finite], ids[finite], logprobs[finite], token_id, num_top)
+
+
+def _entry(logits: Floats, ids: Ids, logprobs: Floats, token_id: int, num_top: int) -> TokenLogprobs:
+    """ids: ascending, of which logits and logprobs are."""
+    order = np.argsort(-logits, kind="stable")
+    rank = int(np.flatnonzero(ids[order] == token_id)[0])
+    top = tuple((int(ids[i]), float(logprobs[i])) for i in order[:num_top])
+    return TokenLogprobs(token_id, float(logprobs[order[rank]]), rank + 1, top)

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from hotloop import _native
 from hotloop.errors import HotloopError
 from hotloop.request import TokenLogprobs
-from hotloop.sampling.definition import broken_logits, nothing_left
-from hotloop.sampling.edits import NO_EDITS, Edits
+from hotloop.sampling.definition import Draw, broken_logits, nothing_left
+from hotloop.sampling.edits import Edits, Mask
 from hotloop.sampling.state import SamplerState
+
+__all__ = ["Draw", "Row", "Sampler", "edits_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +24,13 @@ class Row:
 
     mask: uint32 [ceil(vocab_size / 32)], bit id % 32 of word id / 32: whether the id is allowed here; None: all are.
     draft_token_ids: drafts between the state's output and this row, as if they had been pushed; k drafts of one request
-    are verified by k + 1 rows with 0 to k of them.
+    are verified by k + 1 rows with 0 to k of them. Not with mirostat, where a row has to know what the row before it drew.
     """
 
     state: SamplerState
     position: int
     draft_token_ids: Sequence[int] = ()
-    mask: NDArray[np.uint32] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """A drawn token, with raw logprobs where the request wants them."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None = None
+    mask: Mask | None = None
 
 
 class Sampler:
@@ -54,37 +48,47 @@ class Sampler:
         logits: float32 [n, vocab_size]; row i of ``rows`` uses logits[i], or logits[logits_rows[i]] (choices of one
         prompt share its last row). What is wrong with a row (NaN logits, nothing left to draw) is that row's result.
         """
-        edits = [(i, e) for i, row in enumerate(rows) if (e := _edits(row)) is not None]
-        token_ids, logprobs, faults = self._native.draw(
+        edits = [(i, *e) for i, row in enumerate(rows) if (e := edits_of(row)) is not None]
+        token_ids, logprobs, mus, faults = self._native.draw(
             logits,
             [row.state.draw_params for row in rows],
             list(range(len(rows))) if logits_rows is None else list(logits_rows),
             [row.position for row in rows],
-            [(i, e.barred, e.bias_ids, e.bias, e.seen_ids, e.counts, e.mask) for i, e in edits],
+            [row.state.mirostat_mu for row in rows],
+            edits,
         )
         results: list[Draw | HotloopError] = [Draw(token_id) for token_id in token_ids]
         for i, logprob, rank, top in logprobs:
             results[i] = Draw(token_ids[i], TokenLogprobs(token_ids[i], logprob, rank, tuple(top)))
+        for i, mu in mus:
+            drawn = results[i]
+            assert isinstance(drawn, Draw)
+            results[i] = replace(drawn, mirostat_mu=mu)
         for i, status, token_id in faults:
             values = logits[i if logits_rows is None else logits_rows[i]]
             results[i] = _error(status, rows[i], token_id, values)
         return results
 
 
-def _edits(row: Row) -> Edits | None:
+def edits_of(row: Row) -> Edits | None:
     """Of the state as it would be with the drafts pushed, and the row's mask; valid until the state changes."""
     state = row.state
     assert row.position == state.position + len(row.draft_token_ids), "a row of another position"
     if not row.draft_token_ids:
         edits = state.edits
     else:
+        assert not state.draw_params.mirostat
         for token_id in row.draft_token_ids:
             state.push(token_id)
         edits = state.edits
         if edits is not None:
-            edits = replace(edits, seen_ids=edits.seen_ids.copy(), counts=edits.counts.copy())
+            edits = edits._replace(seen_ids=edits.seen_ids.copy(), counts=edits.counts.copy())
         state.rollback(len(row.draft_token_ids))
-    return edits if row.mask is None else replace(edits or NO_EDITS, mask=row.mask)
+    if row.mask is None:
+        return edits
+    if edits is None:
+        return Edits(mask=row.mask)
+    return edits._replace(mask=row.mask if edits.mask is None else row.mask & edits.mask)
 
 
 def _error(status: _native.DrawStatus, row: Row, token_id: int, logits: NDArray[np.float32]) -> HotloopError:
@@ -92,6 +96,6 @@ def _error(status: _native.DrawStatus, row: Row, token_id: int, logits: NDArray[
         return broken_logits(row.position, token_id, float(logits[token_id]))
     if status == _native.DrawStatus.no_memory:
         return HotloopError(f"no memory to draw the token at position {row.position}")
-    edits = _edits(row)
+    edits = edits_of(row)
     assert edits is not None
     return nothing_left(row.position, edits)

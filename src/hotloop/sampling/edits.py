@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Mask = NDArray[np.uint32]
 
 NO_IDS: Ids = np.empty(0, np.int32)
+NO_FLOATS: Floats = np.empty(0, np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class Edits:
-    """Changes to one row of logits, applied in this order (docs/sampling.md).
+class Edits(NamedTuple):
+    """Changes to one row of logits, applied in this order (docs/sampling.md); no array holds an id twice.
 
-    barred int32 [b]: become -inf. bias_ids int32 [a], bias float32 [a]: is added. seen_ids int32 [s]: ids the penalties
-    see, counts int32 [s]: how often each is in the output (0: in the prompt only). No array holds an id twice.
-    mask uint32 [ceil(vocab_size / 32)]: comes before all these; bit id % 32 of word id / 32 says whether id is allowed.
-    Barred ids stay where without them nothing of what the mask allows would be left.
+    mask uint32 [ceil(vocab_size / 32)]: bit id % 32 of word id / 32 says whether id is allowed. banned int32 [n] and barred
+    int32 [b]: become -inf; barred ids stay where without them nothing of what the mask allows would be left. bias_ids
+    int32 [a], bias float32 [a]: is added. seen_ids int32 [s]: ids the penalties see, counts int32 [s]: how often each is in
+    the output (0: in the prompt only). dry_ids int32 [d], dry float32 [d]: is subtracted.
     """
 
-    barred: Ids
-    bias_ids: Ids
-    bias: Floats
-    seen_ids: Ids
-    counts: NDArray[np.int32]
-    mask: NDArray[np.uint32] | None = None
-
-
-NO_EDITS = Edits(NO_IDS, NO_IDS, np.empty(0, np.float32), NO_IDS, NO_IDS)
+    banned: Ids = NO_IDS
+    barred: Ids = NO_IDS
+    bias_ids: Ids = NO_IDS
+    bias: Floats = NO_FLOATS
+    seen_ids: Ids = NO_IDS
+    counts: Ids = NO_IDS
+    dry_ids: Ids = NO_IDS
+    dry: Floats = NO_FLOATS
+    mask: Mask | None = None
 
 
 class TokenCounts:
@@ -53,7 +54,7 @@ class TokenCounts:
         return self._ids[: self._size]
 
     @property
-    def counts(self) -> NDArray[np.int32]:
+    def counts(self) -> Ids:
         """A view until the next change."""
         return self._counts[: self._size]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hotloop import _native
 from hotloop.errors import HotloopError
 from hotloop.sampling import definition
-from hotloop.sampling.definition import draw_row, token_logprobs
-from hotloop.sampling.edits import NO_IDS, Edits
+from hotloop.sampling.definition import draw_row, raw_logprobs
+from hotloop.sampling.edits import Edits
 
 ISA = _native.usable_isas()[0]
 
@@ -29,12 +29,15 @@ class RowParams:
 def sample(
     isa: str, logits: np.ndarray, params: RowParams, *, position: int, choice: int = 0, barred: Sequence[int] = ()
 ) -> int:
-    edits = Edits(np.array(barred, np.int32), NO_IDS, np.empty(0, np.float32), NO_IDS, NO_IDS) if barred else None
-    drawn = _native.DrawParams(
+    edits = Edits(barred=np.array(barred, np.int32)) if barred else None
+    return draw_row(isa, logits, native_params(params, choice), edits, position).token_id
+
+
+def native_params(params: RowParams, choice: int = 0) -> _native.DrawParams:
+    return _native.DrawParams(
         temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p, seed=params.seed,
         choice=choice,
     )  # fmt: skip
-    return draw_row(isa, logits, drawn, edits, position)
 
 
 def row(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0) -> RowParams:
@@ -54,9 +57,8 @@ def kept_by_definition(logits: np.ndarray, params: RowParams) -> set[int]:
 
 def kept(logits: np.ndarray, params: RowParams) -> set[int]:
     scaled = definition.scale_logits(logits, params.temperature)
-    ids, weights = definition.keep_min_p(scaled, definition.fixed_point_probs(ISA, scaled), params.min_p)
-    ids, weights = definition.keep_top_k(scaled, ids, weights, params.top_k)
-    return {int(i) for i in definition.keep_top_p(scaled, ids, weights, params.top_p)}
+    ids, _ = definition.kept(ISA, logits, scaled, native_params(params), 0)
+    return {int(i) for i in ids}
 
 
 @settings(max_examples=200, deadline=None)
@@ -184,17 +186,17 @@ def test_broken_logits_are_an_error_that_names_the_position(bad: float) -> None:
 def test_logprobs_are_raw_sorted_and_complete() -> None:  # known faults B14, B15
     logits = np.random.default_rng(2).normal(0, 4, 1000).astype(np.float32)
     exact = logits - np.log(np.exp(logits.astype(np.float64)).sum())
-    entry = token_logprobs(ISA, logits, 17, 10)
+    entry = raw_logprobs(ISA, logits, 17, 10)
     assert entry.logprob == pytest.approx(exact[17], abs=1e-5)
     assert entry.rank == int((logits > logits[17]).sum()) + 1
     assert [i for i, _ in entry.top] == list(np.argsort(-logits, kind="stable")[:10])
     assert [p for _, p in entry.top] == pytest.approx([exact[i] for i, _ in entry.top], abs=1e-5)
-    assert token_logprobs(ISA, logits, int(logits.argmax()), 0).top == ()
+    assert raw_logprobs(ISA, logits, int(logits.argmax()), 0).top == ()
 
 
 def test_logprobs_with_ties_and_minus_infinity() -> None:
     logits = np.array([0.0, -np.inf, 0.0, 0.0], np.float32)
-    entry = token_logprobs(ISA, logits, 2, 2)
+    entry = raw_logprobs(ISA, logits, 2, 2)
     assert [i for i, _ in entry.top] == [0, 2]
     assert entry.rank == 2
     assert entry.logprob == pytest.approx(-np.log(3), abs=1e-6)

@@ -26,11 +26,13 @@ def state(
     stop: tuple[int, ...] = (),
     seed: int = 7,
     choice: int = 0,
+    bad_word_ids: list[list[int]] | None = None,
+    mirostat_mu: float | None = None,
     **params: Any,
 ) -> SamplerState:
     return SamplerState(
         SamplingParams(**params), seed=seed, choice=choice, prompt_token_ids=list(prompt), output_token_ids=output,
-        stop_token_ids=stop, vocab_size=VOCAB,
+        mirostat_mu=mirostat_mu, stop_token_ids=stop, bad_word_ids=bad_word_ids or (), vocab_size=VOCAB,
     )  # fmt: skip
 
 
@@ -100,7 +102,9 @@ def test_state_is_a_fold_over_the_output() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=90), st.lists(st.lists(st.integers(0, 9), max_size=80), max_size=4))
 def test_rollback_leaves_no_trace(output: list[int], tentative: list[list[int]]) -> None:
-    params = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "min_tokens": 40, "max_tokens": None}
+    params = {
+        "repetition_penalty": 1.2, "presence_penalty": 0.5, "min_tokens": 40, "max_tokens": None, "dry_multiplier": 0.8,
+    }  # fmt: skip
     touched, plain = state(output=tuple(output), stop=(9,), **params), state(output=tuple(output), stop=(9,), **params)
     for tokens_ in tentative:
         for token_id in tokens_:
@@ -112,7 +116,10 @@ def test_rollback_leaves_no_trace(output: list[int], tentative: list[list[int]])
 
 
 def test_rows_with_drafts_draw_what_plain_steps_draw() -> None:
-    params = {"repetition_penalty": 1.3, "frequency_penalty": 1.0, "min_tokens": 4, "temperature": 0.8, "logprobs": 1}
+    params = {
+        "repetition_penalty": 1.3, "frequency_penalty": 1.0, "min_tokens": 4, "temperature": 0.8, "logprobs": 1,
+        "dry_multiplier": 2.0, "dry_allowed_length": 1, "bad_word_ids": [[5, 6], [7, 8]], "xtc_probability": 0.5,
+    }  # fmt: skip
     logits = random_logits(4, rows=6)
     plain = state(stop=(9,), **params)
     expected: list[Draw | HotloopError] = []
@@ -148,6 +155,76 @@ def test_a_broken_row_is_only_its_own_error() -> None:  # known fault B105
         f"the model's logits at position 3 have no finite maximum (token {token})"
         for token in ("3: nan", "4: inf", "0: -inf")
     ]
+
+
+def test_bad_words_are_not_finished() -> None:
+    words = {"bad_word_ids": [[5], [7, 8], [8, 8, 9]]}
+    logits = random_logits(9)[0]
+
+    def banned_after(*output: int) -> set[int]:
+        return {int(i) for i in np.flatnonzero(logits_after(state(output=output, **words), logits) == -np.inf)}
+
+    assert banned_after() == {5}
+    assert banned_after(7) == {5, 8}
+    assert banned_after(8) == banned_after(7, 3) == {5}
+    assert banned_after(1, 7, 8, 8) == {5, 9}
+    fresh = state((7,), **words)
+    assert (logits_after(fresh, logits) == -np.inf).sum() == 1  # the prompt is no part of a word
+    for token_id in (7, 8):
+        fresh.push(token_id)
+    fresh.rollback(1)
+    assert logits_after(fresh, logits)[8] == -np.inf
+
+
+def test_allowed_token_ids_are_a_mask_beside_that_of_the_row() -> None:
+    logits = random_logits(10)
+    allowing = state(allowed_token_ids=[3, 40, 41], logit_bias={7: 100}, temperature=0)
+    assert tokens(SAMPLER.draw(logits, [Row(allowing, 3)])) == [[3, 40, 41][int(logits[0, [3, 40, 41]].argmax())]]
+    assert tokens(SAMPLER.draw(logits, [Row(allowing, 3, mask=mask_of(5, 40))])) == [40]
+    [error] = SAMPLER.draw(logits, [Row(allowing, 3, mask=mask_of(5))])
+    assert isinstance(error, HotloopError)
+    [error] = SAMPLER.draw(logits, [Row(state(allowed_token_ids=[5], bad_word_ids=[[5]]), 3)])
+    assert "no token that is allowed here has a finite logit and is no bad word" in str(error)
+    [error] = SAMPLER.draw(logits[:, :2].copy(), [Row(state((1,), bad_word_ids=[[0], [1]]), 1)])
+    assert "bad_words and the penalties rule out every token" in str(error)
+
+
+def test_processed_logprobs_are_of_what_was_drawn_from() -> None:
+    logits = random_logits(11)
+    for params in ({"top_k": 3}, {"top_p": 0.5}, {}, {"temperature": 0.0}, {"mirostat": 2, "mirostat_tau": 1.0}):
+        drawing = state(**{"temperature": 0.5, **params}, logit_bias={5: -100}, logprobs=20, logprobs_mode="processed")
+        [result] = SAMPLER.draw(logits, [Row(drawing, 3)])
+        assert isinstance(result, Draw)
+        assert result.logprobs is not None
+        assert result.token_id in [i for i, _ in result.logprobs.top]
+        assert 5 not in [i for i, _ in result.logprobs.top][:19]
+        if params in ({"top_k": 3}, {"top_p": 0.5}):
+            assert np.exp([p for _, p in result.logprobs.top]).sum() == pytest.approx(1, abs=1e-5)
+        if params == {"top_k": 3}:
+            best = np.sort(np.delete(logits[0], 5))[-3:] / 0.5
+            exact = best - np.log(np.exp(best).sum())
+            assert [p for _, p in result.logprobs.top] == pytest.approx(exact[::-1], abs=1e-5)
+        assert result.logprobs.rank == 1 + [i for i, _ in result.logprobs.top].index(result.token_id)
+
+
+def test_mirostat_s_mu_travels_with_the_tokens() -> None:
+    params = {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5}
+    logits = random_logits(12, rows=6)
+    running = state(**params)
+    seen = []
+    for step in range(6):
+        [result] = SAMPLER.draw(logits[step : step + 1], [Row(running, running.position)])
+        assert isinstance(result, Draw)
+        seen.append((result.token_id, running.mirostat_mu))
+        running.push(result.token_id, result.mirostat_mu)
+    assert seen[0][1] == 4.0
+    assert len({mu for _, mu in seen}) == 6
+    output = [token_id for token_id, _ in seen]
+    resumed = state(output=tuple(output[:4]), mirostat_mu=seen[4][1], **params)
+    assert tokens(SAMPLER.draw(logits[4:5], [Row(resumed, resumed.position)])) == output[4:5]
+    [greedy] = SAMPLER.draw(logits[:1], [Row(state(mirostat=2, temperature=0, mirostat_mu=1.5), 3)])
+    assert isinstance(greedy, Draw)
+    assert greedy.mirostat_mu == 1.5
 
 
 def test_nothing_left_to_draw_is_an_error() -> None:

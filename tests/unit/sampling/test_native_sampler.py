@@ -1,6 +1,5 @@
 """The native sampler against the numpy definition, bit for bit, on every instruction set."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,8 @@ from numpy.typing import NDArray
 
 from hotloop import _native
 from hotloop.errors import HotloopError
-from hotloop.sampling.definition import draw_row, token_logprobs
-from hotloop.sampling.draw import Draw, Row, Sampler
-from hotloop.sampling.edits import NO_EDITS
+from hotloop.sampling.definition import draw_row
+from hotloop.sampling.draw import Draw, Row, Sampler, edits_of
 from hotloop.sampling.state import SamplerState
 from hotloop.sampling_params import SamplingParams
 
@@ -53,16 +51,11 @@ KINDS = ["smooth", "ties", "flat", "narrow", "peaked", "masked", "one", "huge", 
 
 
 def expected_of(isa: str, logits: Floats, row: Row) -> Draw | HotloopError:
-    params, edits = row.state.draw_params, row.state.edits
-    if row.mask is not None:
-        edits = replace(edits or NO_EDITS, mask=row.mask)
+    state = row.state
     try:
-        token_id = draw_row(isa, logits, params, edits, row.position)
+        return draw_row(isa, logits, state.draw_params, edits_of(row), row.position, state.mirostat_mu)
     except HotloopError as error:
         return error
-    if params.num_logprobs < 0:
-        return Draw(token_id)
-    return Draw(token_id, token_logprobs(isa, logits, token_id, params.num_logprobs))
 
 
 def assert_same(actual: Draw | HotloopError, expected: Draw | HotloopError) -> None:
@@ -99,10 +92,16 @@ MASKS = ["absent", "few", "half", "most", "none", "all", "one"]
 def make_row(size: int, position: int = 5, **params: Any) -> Row:
     prompt, output = [i * 7 % size for i in range(position - 2)], [(i * 11 + 1) % size for i in range(2)]
     seed, choice, mask = params.pop("seed", 3), params.pop("choice", 0), params.pop("mask", "absent")
-    stop = params.pop("stop_ids", ())
+    stop, words, mu = params.pop("stop_ids", ()), params.pop("bad_word_ids", ()), params.pop("mirostat_mu", None)
+    if params.get("mirostat"):
+        for name in ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability"):
+            params.pop(name, None)
+    if "allowed_token_ids" in params:
+        params["allowed_token_ids"] = [i % size for i in params["allowed_token_ids"]]
     state = SamplerState(
         SamplingParams(**{"max_tokens": None, **params}), seed=seed, choice=choice, prompt_token_ids=prompt,
-        output_token_ids=output, stop_token_ids=[i for i in stop if i < size], vocab_size=size,
+        output_token_ids=output, stop_token_ids=[i for i in stop if i < size], mirostat_mu=mu,
+        bad_word_ids=[[i % size for i in word] for word in words], vocab_size=size,
     )  # fmt: skip
     return Row(state, position, mask=mask_of(mask, size, seed))
 
@@ -115,6 +114,18 @@ parameters = st.fixed_dictionaries(
         "top_k": st.integers(-1, 80) | st.sampled_from([300, 1000, 10**7]),
         "top_p": st.floats(1e-12, 1, exclude_min=True) | st.sampled_from([1e-9, 0.1, 0.5, 0.9, 0.95, 1 - 1e-12]),
         "min_p": st.floats(0, 1) | st.sampled_from([1e-13, 1e-12, 1e-6, 0.05, 1.0]),
+        "typical_p": st.floats(1e-12, 1, exclude_min=True) | st.sampled_from([1e-9, 0.2, 0.95, 1 - 1e-12]),
+        "top_n_sigma": st.floats(0, 5) | st.sampled_from([-1.0, 1e-30, 1.0, 1e300]),
+        "xtc_probability": st.sampled_from([0.0, 1e-50, 0.5, 1 - 1e-12, 1.0]),
+        "xtc_threshold": st.sampled_from([0.0, 1e-13, 0.01, 0.1, 0.5, 1.0]),
+        "mirostat": st.sampled_from([0, 2]),
+        "mirostat_mu": st.sampled_from([-3.0, 0.0, 0.5, 3.0, 10.0, 60.0, 1e300]),
+        "mirostat_tau": st.sampled_from([0, 3, 5.0]),
+        "dry_multiplier": st.sampled_from([0.8, 1e6]),
+        "dry_allowed_length": st.integers(1, 3),
+        "allowed_token_ids": st.lists(st.integers(0, 2**31), min_size=1, max_size=40),
+        "bad_word_ids": st.lists(st.lists(st.integers(0, 80), min_size=1, max_size=3), max_size=20),
+        "logprobs_mode": st.sampled_from(["raw", "processed"]),
         "repetition_penalty": st.sampled_from([1e-300, 0.5, 1.1, 2.0, 1e300]),
         "presence_penalty": st.sampled_from([-2.0, 0.1, 2.0]),
         "frequency_penalty": st.sampled_from([-1.0, 0.3, 2.0]),
@@ -152,7 +163,10 @@ def test_native_is_the_definition(
         {"top_k": 1000}, {"top_k": 5000}, {"top_p": 0.9}, {"top_p": 0.999, "temperature": 2}, {"min_p": 1e-9},
         {"min_p": 0.05}, {"top_k": 50, "top_p": 0.9, "min_p": 0.02, "temperature": 0.7, "logprobs": 20},
         {"repetition_penalty": 1.1, "top_p": 0.8, "top_k": 20, "temperature": 0.7, "logprobs": 0},
-        {"mask": "few", "top_p": 0.9}, {"mask": "most", "logprobs": 20},
+        {"mask": "few", "top_p": 0.9}, {"mask": "most", "logprobs": 20}, {"top_n_sigma": 1.0}, {"typical_p": 0.9},
+        {"typical_p": 0.2, "top_p": 0.95, "top_n_sigma": 3}, {"xtc_probability": 1, "xtc_threshold": 0.01},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.02, "min_p": 0.01}, {"mirostat": 2}, {"mirostat": 2, "mirostat_mu": 3.0},
+        {"logprobs": 20, "logprobs_mode": "processed"}, {"logprobs": 5, "logprobs_mode": "processed", "temperature": 0},
     ],
 )  # fmt: skip
 def test_native_is_the_definition_at_real_sizes(size: int, params: dict[str, Any]) -> None:
