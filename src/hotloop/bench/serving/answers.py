@@ -99,10 +99,31 @@ _DECODER = msgspec.json.Decoder(_Event)
 def read_answer(sent_s: float, exchange: Exchange) -> Answer:
     """The answer in an exchange that is over, streamed or not."""
     if exchange.failure is None and exchange.status != 200:
-        counted = reader.completion_tokens
+        error = f"HTTP {exchange.status}: {_refusal(exchange.body)}"
+        return Answer(sent_s, exchange.ended_s, error=error, status=exchange.status)
+    body_s = exchange.reads[-1][0] if exchange.reads else exchange.ended_s
+    is_streamed = exchange.content_type == "text/event-stream"
+    if is_streamed:
+        events = list(sse_events(exchange.reads))
+        is_done = bool(events) and events[-1][1] == b"[DONE]"
+        events = events[:-1] if is_done else events
+    else:
+        events = [(body_s, exchange.body)]
+        is_done = False
+    reader = _Reader()
+    failure = exchange.failure
+    try:
+        for time_s, data in events:
+            reader.add(time_s, _DECODER.decode(data))
+    except msgspec.MsgspecError as invalid:
+        failure = failure or f"not an OpenAI event: {invalid}"
+    failure = failure or reader.error
+    if failure is None and not (reader.has_finished or is_done):
+        failure = "the answer ended without a finish reason"
+    counted = reader.completion_tokens
     return Answer(
         sent_s,
-        exchange.ended_s if error is not None else reader.ended_s or body_s,
+        exchange.ended_s if failure is not None else reader.ended_s or body_s,
         tuple(reader.events_s),
         "".join(reader.texts),
         tokens=len(reader.events_s) if counted is None else counted,
@@ -111,7 +132,7 @@ def read_answer(sent_s: float, exchange: Exchange) -> Answer:
         cached_tokens=reader.cached_tokens,
         is_streamed=is_streamed,
         timings=reader.timings,
-        error=error,
+        error=failure,
         status=exchange.status,
     )
 
