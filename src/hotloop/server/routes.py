@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from hotloop.errors import InvalidRequestError
 from hotloop.server.answers import answer, check_model, decode_json, encode, off_loop, read_json_body
-from hotloop.server.event_stream import while_connected
 from hotloop.server.fields import CHAT, COMPLETIONS
 from hotloop.server.openapi import own_version
 from hotloop.server.service import Service
@@ -92,7 +91,7 @@ async def _converted(
         check_model(service, given.pop("model", None))
         return _json(convert(given))
 
-    return await while_connected(request.receive, off_loop(service, make, len(raw)))
+    return await off_loop(service, request, make, len(raw))
 
 
 def _tokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:
