@@ -83,7 +83,8 @@ def test_media_types(tiny_client: httpx.Client) -> None:  # known fault B76
     body = json.dumps({"messages": HI, "max_tokens": 1}).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "image/png"):
         assert kind.partition(";")[0] in refused(tiny_client.post(CHAT, content=body, headers={"content-type": kind}), 415)
-    for headers in ({}, JSON, {"content-type": "application/json; charset=utf-8"}):
+    refused(tiny_client.post(CHAT, content=body), 415)
+    for headers in (JSON, {"content-type": "application/json; charset=utf-8"}):
         assert tiny_client.post(CHAT, content=body, headers=headers).status_code == 200
 
 
@@ -220,7 +221,14 @@ def test_prompts_as_long_as_the_context(tiny_client: httpx.Client, length: int, 
             message = refused(response)
             assert str(length) in message
             assert str(CONTEXT) in message
-    refused(tiny_client.post(COMPLETIONS, json={"prompt": "a" * CONTEXT, "truncate_prompt_tokens": 5}))
+
+
+def test_truncation_is_asked_for_and_told(tiny_client: httpx.Client) -> None:  # known fault B126
+    usage = complete(tiny_client, prompt="a" * CONTEXT, truncate_prompt_tokens=5)["usage"]
+    assert usage["prompt_tokens"] == 5
+    assert usage["prompt_tokens_details"]["truncated_tokens"] == CONTEXT - 5
+    usage = complete(tiny_client, prompt="a" * 5, truncate_prompt_tokens=5)["usage"]
+    assert not usage["prompt_tokens_details"].get("truncated_tokens")
 
 
 def chat_of(client: httpx.Client, length: int) -> list[dict[str, str]]:
@@ -266,6 +274,18 @@ def test_content_in_parts(tiny_client: httpx.Client) -> None:  # known fault B11
     assert in_parts == whole
 
 
+def test_a_template_that_refuses(tiny_client: httpx.Client) -> None:  # known fault B110
+    for roles, message in (
+        (["user", "user"], "roles must alternate"),
+        (["user", "system"], "roles must alternate"),
+        (["narrator"], "unknown role narrator"),
+    ):
+        messages = [{"role": role, "content": "a"} for role in roles]
+        for streamed in (False, True):
+            assert message in refused(tiny_client.post(CHAT, json={"messages": messages, "stream": streamed}))
+        assert message in refused(tiny_client.post("/tokenize", json={"messages": messages}))
+
+
 @pytest.mark.parametrize("text", ["a" * 200_000, "x" * 2**20, "\u4e00" * 350_000, "😀" * 10_000, " " * 100_000, "\n" * 50_000])
 def test_hostile_texts(tiny_client: httpx.Client, text: str) -> None:  # known fault B108
     refused(tiny_client.post(COMPLETIONS, json={"prompt": text}))
@@ -309,6 +329,7 @@ EFFECTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "stream": ("tiny", HOT, {"stream": True}),
     "stream_options": ("tiny", {**HOT, "stream": True}, {"stream_options": {"include_usage": True}}),
     "timeout_s": ("tiny", HOT, {"timeout_s": 1e-9}),
+    "truncate_prompt_tokens": ("tiny", HOT, {"truncate_prompt_tokens": 1}),
 }
 ELSEWHERE = {"priority", "cache_salt"}  # they change the order of requests and what is cached
 NO_EFFECT = {
