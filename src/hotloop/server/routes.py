@@ -102,16 +102,16 @@ def _tokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:
             + (f", but not {min(unknown)!r:.60}" if unknown else "")
         )
     inputs = service.llm.inputs
+    add_special, returns_strings = given.get("add_special_tokens", True), given.get("return_token_strs", False)
+    if not isinstance(add_special, bool) or not isinstance(returns_strings, bool):
+        raise InvalidRequestError("add_special_tokens and return_token_strs must be true or false")
     if "messages" in given:
         ids = inputs.chat_token_ids(given["messages"])
+    elif isinstance(given["prompt"], str):
+        ids = encode(inputs, given["prompt"], add_special=add_special)
     else:
-        text, add_special = given["prompt"], given.get("add_special_tokens", True)
-        if not isinstance(text, str) or not isinstance(add_special, bool):
-            raise InvalidRequestError("prompt must be a text and add_special_tokens true or false")
-        ids = encode(inputs, text, add_special=add_special)
-    strings = None
-    if given.get("return_token_strs"):
-        strings = [inputs.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids]
+        raise InvalidRequestError(f"prompt is {given['prompt']!r:.60}; it must be a text")
+    strings = [inputs.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if returns_strings else None
     return {"count": len(ids), "max_model_len": inputs.max_model_len, "tokens": ids, "token_strs": strings}
 
 
