@@ -72,3 +72,5 @@ def test_request_ids(client: httpx.Client) -> None:
                 assert response.headers["x-request-id"] == expected or (
                     expected is None and response.headers["x-request-id"] in response.text
                 )
+        response = client.post(path, json={**body, "n": 0}, headers={"x-request-id": "mine-2"})
+        assert (response.status_code, response.headers["x-request-id"]) == (400, "mine-2")

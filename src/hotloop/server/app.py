@@ -30,9 +30,12 @@ def create_app(service: Service) -> FastAPI:
     app.openapi = lambda: document(service)  # type: ignore[method-assign]
 
     async def refused(request: Request, error: Exception) -> Response:
-        told = refusal(error)
-        request.scope.get("hotloop.log", {})["error"] = told.code or told.type  # its message may quote the prompt
-        return told.response()
+        told, log = refusal(error), request.scope.get("hotloop.log", {})
+        log["error"] = told.code or told.type  # its message may quote the prompt
+        response = told.response()
+        if "id" in log:
+            response.headers["x-request-id"] = log["id"]
+        return response
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it; the log shows it
