@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serve.conftest import Scripted
 from server.serving import ServerProcess, finish_reasons, stream, strict_json, text_of
@@ -399,3 +401,27 @@ def test_numbers_are_json_whatever_is_asked_for(tiny_client: httpx.Client) -> No
         for top in choice["logprobs"]["top_logprobs"]:
             assert len(top) <= 20  # two tokens may have one text
             assert all(value is None or value <= 0 for value in top.values())
+
+
+FIELDS = sorted({*EFFECTS, *ELSEWHERE, *NO_EFFECT, *NOT_OFFERED, "nonsense"} - {"messages", "prompt", "max_tokens"})
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 300), st.integers(), st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([0, -1, 1, 2**31, 2**63, 2**64, 10**300, 0.5, 1e308, "", "a", "1", "\ud800", "\0", "<|im_end|>"]),
+    st.text(max_size=5),
+)  # fmt: skip
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=5
+)
+
+
+def test_any_value_of_any_field(tiny_client: httpx.Client) -> None:  # known faults B76, B105
+    @settings(max_examples=300)
+    @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3), st.sampled_from([CHAT, COMPLETIONS]), VALUES | st.none())
+    def check(fields: dict[str, Any], path: str, asked: Any) -> None:
+        name, usual = ("messages", HI) if path == CHAT else ("prompt", "hi")
+        body = {"max_tokens": 2, name: usual if asked is None else asked, **fields}
+        response = tiny_client.post(path, content=json.dumps(body).encode(), headers=JSON)
+        assert response.status_code in (200, 400, 404, 408), response.text
+        assert tiny_client.get("/health").status_code == 200
+
+    check()
