@@ -30,8 +30,8 @@ EngineState = Literal["starting", "ready", "restarting", "failed", "closed"]
 
 _log = logging.getLogger(__name__)
 
-_STEPS_OF_PATIENCE = 4  # a step may take so many times as long as the longest so far, and a start
-_LEAST_START_LIMIT_S = 60.0
+_PATIENCE = 4  # a step may take so many times as long as the longest so far, and a start
+_LEAST_START_LIMIT_S = 10.0  # a file that has left the page cache takes longer than the first time
 _RETRY_DELAYS_S = (0.5, 2.0)  # after the first failed start in a row, after the second
 _LATER_RETRY_DELAY_S = 30.0  # after more: the engine counts as failed
 
@@ -172,10 +172,10 @@ class SupervisedClient:
         if self.state == "ready":
             if not self._journal.num_handed_out:
                 return math.inf
-            return self.last_progress_s + max(self._watchdog_s, _STEPS_OF_PATIENCE * self.longest_step_s)
+            return self.last_progress_s + max(self._watchdog_s, _PATIENCE * self.longest_step_s)
         if self.state == "starting":  # the first time, nobody knows how long it takes
             return math.inf
-        return self._start_s + max(_LEAST_START_LIMIT_S, _STEPS_OF_PATIENCE * self._longest_start_s)
+        return self._start_s + max(self._watchdog_s, _LEAST_START_LIMIT_S, _PATIENCE * self._longest_start_s)
 
     def _wake(self) -> None:
         """A poll that waits looks again."""

@@ -11,7 +11,7 @@ from hotloop.errors import InvalidRequestError
 from hotloop.sampling_params import SamplingParams
 from hotloop.server.fields import CHAT, FIELDS_OF, MAX_INT64, Endpoint
 
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
+_DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def _max_tokens(endpoint: Endpoint, given: Mapping[str, Any], default: int | Non
     elif default is not None or endpoint == CHAT:
         wanted = default
     else:
-        wanted = DEFAULT_COMPLETION_TOKENS
+        wanted = _DEFAULT_COMPLETION_TOKENS
     return wanted if limit is None else limit if wanted is None else min(wanted, limit)
 
 
