@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +26,10 @@ MinP = Annotated[float | None, typer.Option(help="Keep tokens with at least this
 Seed = Annotated[int | None, typer.Option(help="64 bits; the same seed gives the same answer. Default: a fresh one.")]
 MaxTokens = Annotated[int, typer.Option(help="At most so many new tokens.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text. May be repeated.")]
+Others = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any other sampling parameter, its value in JSON. May be repeated."),
+]
 Threads = Annotated[int | None, typer.Option(help="Default: the physical cores this process may use.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Context in tokens. Default: the model's.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Requests that run together.")]
@@ -61,9 +67,24 @@ def sampling(
     seed: int | None,
     max_tokens: int,
     stop: list[str] | None,
+    others: list[str] | None,
 ) -> SamplingParams:
+    """others: NAME=VALUE each, of what no option is for. Raises InvalidRequestError."""
+    from hotloop.errors import InvalidRequestError
     from hotloop.sampling_params import SamplingParams
 
-    return SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
-    )
+    options: dict[str, Any] = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed, "max_tokens": max_tokens,
+        "stop": stop,
+    }  # fmt: skip
+    settable = {f.name for f in fields(SamplingParams)} - options.keys() - {"n", "structured_outputs"}
+    values: dict[str, Any] = {}
+    for text in others or ():
+        name, _, value = text.partition("=")
+        if name not in settable or name in values:
+            raise InvalidRequestError(f"--set {text}: give each of these names once: {', '.join(sorted(settable))}")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            raise InvalidRequestError(f"--set {text}: {value!r} is no JSON; texts have double quotes") from None
+    return SamplingParams(**options, **values)
