@@ -103,8 +103,9 @@ Results draw(Sampler& sampler, const Logits& logits, const std::vector<const Dra
   return results;
 }
 
-std::vector<std::tuple<DrawResult::Status, int64_t, float, int64_t, Top>> logprobs(Sampler& sampler, const Logits& logits,
-                                                                                   const Ids& token_ids, int32_t num_top) {
+using Score = std::tuple<DrawResult::Status, int64_t, float, int64_t, Top>;  // what is wrong, token id, logprob, rank, top
+
+std::vector<Score> logprobs(Sampler& sampler, const Logits& logits, const Ids& token_ids, int32_t num_top) {
   const int64_t vocab_size = checked_vocab_size(logits);
   check(token_ids.size() == logits.shape(0) && num_top >= 0, "logprobs: extents");
   checked_ids(token_ids, vocab_size);
@@ -119,7 +120,7 @@ std::vector<std::tuple<DrawResult::Status, int64_t, float, int64_t, Top>> logpro
     const nb::gil_scoped_release release;
     scored = sampler.draw(rows, vocab_size);
   }
-  std::vector<std::tuple<DrawResult::Status, int64_t, float, int64_t, Top>> results;
+  std::vector<Score> results;
   for (DrawResult& r : scored) results.emplace_back(r.status, r.token_id, r.logprob, r.rank, std::move(r.top));
   return results;
 }
@@ -134,10 +135,9 @@ void bind_sampler(nb::module_& m) {
                           double mirostat_tau, double mirostat_eta, double repetition_penalty, double presence_penalty,
                           double frequency_penalty, uint64_t seed, uint32_t choice, int32_t num_logprobs,
                           bool processed_logprobs) {
-        new (self) DrawParams{
-                              temperature, top_n_sigma, min_p, top_k, top_p, typical_p, xtc_probability, xtc_threshold,
-                              mirostat, mirostat_tau, mirostat_eta, repetition_penalty, presence_penalty,
-                              frequency_penalty, seed, choice, num_logprobs, processed_logprobs};
+        new (self) DrawParams{temperature, top_n_sigma, min_p, top_k, top_p, typical_p, xtc_probability, xtc_threshold, mirostat,
+                              mirostat_tau, mirostat_eta, repetition_penalty, presence_penalty, frequency_penalty, seed, choice,
+                              num_logprobs, processed_logprobs};
       }, nb::kw_only(),
          "temperature"_a, "top_n_sigma"_a = 0.0, "min_p"_a = 0.0, "top_k"_a = 0, "top_p"_a = 1.0, "typical_p"_a = 1.0,
          "xtc_probability"_a = 0.0, "xtc_threshold"_a = 0.1, "mirostat"_a = false, "mirostat_tau"_a = 5.0,
@@ -178,7 +178,7 @@ void bind_sampler(nb::module_& m) {
   m.def("dry_penalties", [](const Ids& ids, double multiplier, double base, int64_t allowed_length, int64_t max_length) {
     return dry_penalties({multiplier, base, allowed_length}, ids.data(), static_cast<int64_t>(ids.size()), max_length);
   }, "ids"_a, "multiplier"_a, "base"_a, "allowed_length"_a, "max_length"_a,
-     "(token id, what to subtract from its logit), ids ascending.");
+     "(token id, what to subtract from its logit), ids ascending. allowed_length: 1 or more.");
 }
 
 }  // namespace hotloop

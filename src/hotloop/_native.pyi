@@ -281,7 +281,9 @@ class Sampler:
         """
 
 def dry_penalties(ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], multiplier: float, base: float, allowed_length: int, max_length: int) -> list[tuple[int, float]]:
-    """(token id, what to subtract from its logit), ids ascending."""
+    """
+    (token id, what to subtract from its logit), ids ascending. allowed_length: 1 or more.
+    """
 
 class Extent(enum.Enum):
     tokens = 0
