@@ -11,6 +11,8 @@ from typing import Any
 from hotloop.errors import InvalidRequestError
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1000  # of each: every choice gets a table of them
+MAX_TOKEN_IDS = 1024  # in logit_bias and in stop_token_ids: every choice takes them to the engine
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 100.0
@@ -28,9 +30,10 @@ class SamplingParams:
     applies, else 1.0 / off.
     presence_penalty, frequency_penalty: [-2, 2], subtracted from the logits of tokens in the output, once and once per
     occurrence. logit_bias: token id -> [-100, 100], added to the logit; an id may be written as a decimal string, as
-    JSON has to. n: how many answers, at most 128; each has its own noise, the first is the answer of n = 1.
+    JSON has to; at most 1024. n: how many answers, at most 128; each has its own noise, the first is the answer of n = 1.
     seed: 64 bits; None draws a fresh one, which the output reports. max_tokens: None is all the room there is.
-    min_tokens: no stop before so many tokens. stop: strings that end the text. logprobs: raw logprobs of the drawn token
+    min_tokens: no stop before so many tokens. stop: strings that end the text, at most 16 of at most 1000 characters.
+    stop_token_ids: at most 1024. logprobs: raw logprobs of the drawn token
     and this many top ones per position.
 
     Raises: InvalidRequestError naming the field, its value and the allowed range.
@@ -75,6 +78,8 @@ class SamplingParams:
             value = getattr(self, name)
             is_list = isinstance(value, Collection) and not isinstance(value, no_list)
             _check(value is None or is_list, name, value, "a list")
+        num_ids = len(self.stop_token_ids or ())
+        _check(num_ids <= MAX_TOKEN_IDS, "the length of stop_token_ids", num_ids, f"{MAX_TOKEN_IDS} at most")
         _check(self.temperature is None or self.temperature >= 0, "temperature", self.temperature, "0 or more")
         _check(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _check(self.min_p is None or 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
@@ -95,6 +100,7 @@ class SamplingParams:
                 raise InvalidRequestError(f"stop holds {stop!r}; every stop string must be a non-empty string")
             if any("\ud800" <= c <= "\udfff" for c in stop):
                 raise InvalidRequestError(f"stop holds {stop!r} with a lone surrogate, which no text has")
+            _check(len(stop) <= MAX_STOP_CHARS, "the length of a stop string", len(stop), f"{MAX_STOP_CHARS} at most")
         _check(
             len(self.stop_strings) <= MAX_STOP_STRINGS,
             "stop",
@@ -117,7 +123,7 @@ class SamplingParams:
         }  # fmt: skip
         names = {f.name for f in fields(self)} & (built_in.keys() | recommended.keys())
         values = {name: recommended.get(name, built_in.get(name)) for name in names if getattr(self, name) is None}
-        return replace(self, **values)
+        return replace(self, **values) if values else self
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises InvalidRequestError if a token id lies outside the vocabulary."""
@@ -131,6 +137,7 @@ class SamplingParams:
 def _checked_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
     """A copy with integer keys."""
     _check(isinstance(bias, Mapping), "logit_bias", bias, "a mapping of token ids to numbers")
+    _check(len(bias) <= MAX_TOKEN_IDS, "the length of logit_bias", len(bias), f"{MAX_TOKEN_IDS} at most")
     checked = {}
     for key, value in bias.items():
         token_id = int(key) if isinstance(key, str) and _DECIMAL.fullmatch(key) else key

@@ -22,6 +22,7 @@ BAD = [
     ("presence_penalty", 2.1), ("presence_penalty", -2.1), ("presence_penalty", math.nan), ("presence_penalty", None),
     ("frequency_penalty", 2.1), ("frequency_penalty", math.inf), ("n", 0), ("n", 129), ("n", 1.0), ("n", None),
     ("logit_bias", [5]), ("logit_bias", {"abc": 5}), ("logit_bias", {1.5: 5}), ("logit_bias", {5: 100.5}),
+    ("logit_bias", dict.fromkeys(range(1025), 1)), ("stop_token_ids", [5] * 1025), ("stop", "x" * 1001),
     ("logit_bias", {5: math.nan}), ("logit_bias", {5: "1"}), ("logit_bias", {5: 1, "5": 1}), ("logit_bias", {True: 1}),
 ]  # fmt: skip
 
@@ -38,7 +39,8 @@ def test_bad_values_name_the_field(name: str, value: object) -> None:
         {"temperature": 0, "top_p": 0.3, "top_k": 1, "min_p": 0.5}, {"top_k": -1}, {"top_k": 0}, {"top_k": 10**7},
         {"top_p": 1e-9}, {"temperature": 1e-30}, {"stop": None}, {"stop": []}, {"seed": 2**64 - 1}, {"seed": -1},
         {"max_tokens": None, "min_tokens": 5}, {"repetition_penalty": 1e-5}, {"presence_penalty": -2, "n": 128},
-        {"logit_bias": {}}, {"logit_bias": {0: -100, 3: 100}},
+        {"logit_bias": {}}, {"logit_bias": {0: -100, 3: 100}}, {"logit_bias": dict.fromkeys(range(1024), 1)},
+        {"stop_token_ids": [5] * 1024}, {"stop": ["x" * 1000] * 16},
     ],
 )  # fmt: skip
 def test_legal_values(params: dict[str, object]) -> None:

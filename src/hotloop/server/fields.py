@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hotloop.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_STRINGS
+from hotloop.engine.inputs import MAX_SALT_CHARS
+from hotloop.sampling_params import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_TOKEN_IDS,
+)
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 CHAT: Endpoint = "/v1/chat/completions"
@@ -39,6 +47,7 @@ _TEXT = {"type": "string"}
 _NUMBER = {"type": "number"}
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT64}}
 _PROMPT = [{"type": "string", "minLength": 1}, {**_TOKEN_IDS, "minItems": 1}]
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _COUNT = {"type": "integer", "minimum": 1, "maximum": MAX_INT64}
 _MESSAGE = {
     "type": "object",
@@ -90,17 +99,17 @@ FIELDS: tuple[Field, ...] = (
     Field("presence_penalty", "Taken from the logits of tokens in the output, once.", _range(-2, 2), "sampling"),
     Field("frequency_penalty", "Taken from the logits of tokens in the output, per occurrence.", _range(-2, 2), "sampling"),
     Field("logit_bias", "Token id (as a text) to what is added to its logit.",
-          {"type": "object", "additionalProperties": _range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)}, "sampling"),
+          {"type": "object", "additionalProperties": _range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
+           "maxProperties": MAX_TOKEN_IDS}, "sampling"),
     Field("n", "Answers to each prompt.", {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES}, "sampling"),
     Field("seed", "The same seed gives the same answer. Default: a fresh one, which the response names.",
           {"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, "sampling"),
     Field("min_tokens", "No stop before so many output tokens.",
           {"type": "integer", "minimum": 0, "maximum": MAX_INT64}, "sampling"),
     Field("stop", "Texts that end the answer.",
-          {"anyOf": [{"type": "string", "minLength": 1},
-                     {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_STRINGS}]},
+          {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}]},
           "sampling"),
-    Field("stop_token_ids", "Tokens that end the answer.", _TOKEN_IDS, "sampling"),
+    Field("stop_token_ids", "Tokens that end the answer.", _TOKEN_IDS | {"maxItems": MAX_TOKEN_IDS}, "sampling"),
     Field("ignore_eos", "Whether to go on after the model's end tokens.", _BOOLEAN, "sampling"),
     Field("include_stop_str_in_output", "Whether the text that ended the answer is part of it.", _BOOLEAN, "sampling"),
     Field("skip_special_tokens", "Whether control tokens have no text.", _BOOLEAN, "sampling"),
@@ -114,7 +123,8 @@ FIELDS: tuple[Field, ...] = (
           {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}, "live"),
     Field("truncate_prompt_tokens", "Keep only the so many last tokens of each prompt; usage says how many were cut off.",
           _COUNT, "live", (COMPLETIONS,)),
-    Field("cache_salt", "Prompts share cached prefixes only under the same salt.", _TEXT, "live"),
+    Field("cache_salt", "Prompts share cached prefixes only under the same salt.",
+          _TEXT | {"maxLength": MAX_SALT_CHARS}, "live"),
     Field("user", "No effect.", {}, "ignored"),
     Field("metadata", "No effect.", {}, "ignored"),
     Field("store", "No effect.", {}, "ignored"),
