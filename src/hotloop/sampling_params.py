@@ -12,10 +12,12 @@ from hotloop.errors import InvalidRequestError
 from hotloop.structured_outputs import StructuredOutputsParams
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1000  # of each: every choice gets a table of them
+MAX_TOKEN_IDS = 1024  # in logit_bias, stop_token_ids and allowed_token_ids: every choice takes them to the engine
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 100.0
-MAX_BAD_WORDS = 1000
+MAX_BAD_WORDS = 256
 MAX_SEQUENCE_BREAKERS = 64
 MAX_WORD_CHARACTERS = 200  # of a bad word or a sequence breaker
 
@@ -51,12 +53,14 @@ class SamplingParams:
     occurrence. dry_multiplier: 0 is off; dry_multiplier * dry_base^(length - dry_allowed_length) is subtracted from the
     logit of a token that would go on repeating a sequence of that length; no sequence reaches over dry_sequence_breakers.
     logit_bias: token id -> [-100, 100], added to the logit; an id may be written as a decimal string, as
-    JSON has to. allowed_token_ids: nothing else is drawn. bad_words: texts whose tokens are not drawn in a row.
-    n: how many answers, at most 128; each has its own noise, the first is the answer of n = 1.
+    JSON has to; at most 1024. allowed_token_ids: nothing else is drawn; at most 1024. bad_words: texts whose tokens are
+    not drawn in a row; at most 256. n: how many answers, at most 128; each has its own noise, the first is the answer of
+    n = 1.
     seed: 64 bits; None draws a fresh one, which the output reports. max_tokens: None is all the room there is.
-    min_tokens: no stop before so many tokens. stop: strings that end the text. truncate_prompt_tokens: only the last ones of
-    a longer prompt are used; -1: as many as fit the context. logprobs: of the drawn token and this many top ones per
-    position; logprobs_mode: "raw" is before any processing, "processed" is of what the token was drawn from.
+    min_tokens: no stop before so many tokens. stop: strings that end the text, at most 16 of at most 1000 characters.
+    stop_token_ids: at most 1024. truncate_prompt_tokens: only the last ones of a longer prompt are used; -1: as many as fit
+    the context. logprobs: of the drawn token and this many top ones per position; logprobs_mode: "raw" is before any
+    processing, "processed" is of what the token was drawn from.
     prompt_logprobs: raw ones of the prompt's tokens but the first, and this many top ones per position.
     structured_outputs: the form that the whole answer must have.
 
@@ -114,6 +118,8 @@ class SamplingParams:
             value = getattr(self, name)
             is_list = isinstance(value, Collection) and not isinstance(value, no_list)
             _check(value is None or is_list, name, value, "a list")
+        num_ids = len(self.stop_token_ids or ())
+        _check(num_ids <= MAX_TOKEN_IDS, "the length of stop_token_ids", num_ids, f"{MAX_TOKEN_IDS} at most")
         structured = self.structured_outputs
         _check(
             isinstance(structured, StructuredOutputsParams | None),
@@ -131,6 +137,7 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             ids = self.allowed_token_ids
             _check(isinstance(ids, Collection) and len(ids) > 0, "allowed_token_ids", ids, "a list of at least one token id")
+            _check(len(ids) <= MAX_TOKEN_IDS, "the length of allowed_token_ids", len(ids), f"{MAX_TOKEN_IDS} at most")
             for token_id in ids:
                 _check_int("allowed_token_ids", token_id)
             object.__setattr__(self, "allowed_token_ids", tuple(ids))
@@ -171,6 +178,7 @@ class SamplingParams:
                 raise InvalidRequestError(f"stop holds {stop!r}; every stop string must be a non-empty string")
             if any("\ud800" <= c <= "\udfff" for c in stop):
                 raise InvalidRequestError(f"stop holds {stop!r} with a lone surrogate, which no text has")
+            _check(len(stop) <= MAX_STOP_CHARS, "the length of a stop string", len(stop), f"{MAX_STOP_CHARS} at most")
         count = len(self.stop_strings)
         _check(count <= MAX_STOP_STRINGS, "stop", count, f"{MAX_STOP_STRINGS} strings at most")
         for token_id in self.stop_token_ids or ():
@@ -199,7 +207,7 @@ class SamplingParams:
             recommended = {k: v for k, v in recommended.items() if k not in ("top_p", "top_k", "min_p")}
         names = {f.name for f in fields(self)} & (built_in.keys() | recommended.keys())
         values = {name: recommended.get(name, built_in.get(name)) for name in names if getattr(self, name) is None}
-        return replace(self, **values)
+        return replace(self, **values) if values else self
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises InvalidRequestError if a token id lies outside the vocabulary."""
@@ -214,6 +222,7 @@ class SamplingParams:
 def _checked_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
     """A copy with integer keys."""
     _check(isinstance(bias, Mapping), "logit_bias", bias, "a mapping of token ids to numbers")
+    _check(len(bias) <= MAX_TOKEN_IDS, "the length of logit_bias", len(bias), f"{MAX_TOKEN_IDS} at most")
     checked = {}
     for key, value in bias.items():
         token_id = int(key) if isinstance(key, str) and _DECIMAL.fullmatch(key) else key

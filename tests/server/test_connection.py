@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from hotloop.server.connection import Connection, Limits
+from hotloop.server.connection import Connection, Limits, affordable_connections
 
 _PIECE = b"x" * 65536
 
@@ -280,7 +281,7 @@ def test_only_so_much_is_taken_ahead() -> None:
     with serving(Limits(60)) as (app, _, port), connect(port) as connection:
         connection.sendall(b"GET /silent HTTP/1.1\r\nhost: x\r\n\r\n")
         with pytest.raises(ConnectionError):
-            connection.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n" + b"z" * 10**8)
+            connection.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000\r\n\r\n" + b"z" * 10**7)
         assert app.is_over.wait(10)
 
 
@@ -291,3 +292,30 @@ def test_what_is_no_http_does_not_get_into_an_answer() -> None:
         connection.sendall(b"no HTTP\r\n\r\n")
         assert b"HTTP/1.1 400" not in read_all(connection)
         assert app.is_over.wait(10)
+
+
+def test_too_many_connections_are_closed() -> None:
+    with serving(Limits(60, max_connections=2)) as (_, server, port):
+        with connect(port) as first, connect(port) as second:
+            for connection in (first, second):  # both are there
+                connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert read_answer(connection) == b"word"
+            with connect(port) as third:
+                assert read_all(third) == b""
+            first.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert read_answer(first) == b"word"
+        deadline = time.monotonic() + 10
+        while server.server_state.connections:
+            assert time.monotonic() < deadline
+        with connect(port) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert read_answer(connection) == b"word"
+
+
+def test_connections_leave_files_for_a_new_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(1000, 5000)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    assert affordable_connections() == 4936
+    limits[:] = [(10, 10)]
+    assert affordable_connections() == 1

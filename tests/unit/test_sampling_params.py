@@ -29,10 +29,12 @@ BAD = [
     ("dry_base", math.nan), ("dry_allowed_length", 0), ("dry_allowed_length", 2.0), ("dry_sequence_breakers", None),
     ("dry_sequence_breakers", "x"), ("dry_sequence_breakers", [""]), ("dry_sequence_breakers", ["x" * 201]),
     ("dry_sequence_breakers", [b"x"]), ("dry_sequence_breakers", ["x"] * 65), ("bad_words", "x"), ("bad_words", [""]),
-    ("bad_words", [5]), ("bad_words", ["x"] * 1001), ("bad_words", ["a\ud800"]), ("bad_words", {"x": 1}),
+    ("bad_words", [5]), ("bad_words", ["x"] * 257), ("bad_words", ["a\ud800"]), ("bad_words", {"x": 1}),
     ("allowed_token_ids", []), ("allowed_token_ids", 5), ("allowed_token_ids", ["a"]), ("allowed_token_ids", [True]),
+    ("allowed_token_ids", [5] * 1025),
     ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 1.5),
     ("logprobs_mode", "cooked"), ("logprobs_mode", None),
+    ("logit_bias", dict.fromkeys(range(1025), 1)), ("stop_token_ids", [5] * 1025), ("stop", "x" * 1001),
     ("logit_bias", {5: math.nan}), ("logit_bias", {5: "1"}), ("logit_bias", {5: 1, "5": 1}), ("logit_bias", {True: 1}),
 ]  # fmt: skip
 
@@ -52,6 +54,8 @@ def test_bad_values_name_the_field(name: str, value: object) -> None:
         {"logit_bias": {}}, {"logit_bias": {0: -100, 3: 100}}, {"top_n_sigma": -1}, {"top_n_sigma": 1e30}, {"typical_p": 1},
         {"mirostat": 0, "top_k": 5}, {"mirostat": 2, "top_k": -1, "top_p": 1.0, "min_p": 0}, {"dry_sequence_breakers": ()},
         {"bad_words": (" ", "\n")}, {"truncate_prompt_tokens": -1}, {"allowed_token_ids": (3, 3)},
+        {"logit_bias": dict.fromkeys(range(1024), 1)},
+        {"stop_token_ids": [5] * 1024}, {"stop": ["x" * 1000] * 16},
     ],
 )  # fmt: skip
 def test_legal_values(params: dict[str, object]) -> None:

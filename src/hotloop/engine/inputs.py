@@ -19,6 +19,8 @@ from hotloop.text.chat_template import ChatTemplate, encode_chat
 from hotloop.text.tokenizer import Tokenizer
 from hotloop.text.words import Words
 
+MAX_SALT_CHARS = 1000  # every choice takes it to the engine
+
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]  # text, token ids, or {"prompt_token_ids": [...]}
 
@@ -245,7 +247,7 @@ class InputProcessor:
                     "the prompt is empty and this model has no BOS token to start from; give a text"
                 )
             return prompt, ids
-        if len(prompt) >= self.max_model_len:
+        if len(prompt) >= self.max_model_len and not truncates:
             raise ContextLengthError(
                 f"the prompt has {len(prompt)} tokens and the context length is {self.max_model_len}; "
                 f"shorten the prompt or raise max_model_len"
@@ -267,6 +269,8 @@ def _check_options(priority: int, timeout_s: float | None, cache_salt: str) -> N
         raise InvalidRequestError(f"timeout_s is {timeout_s!r:.60}; it must be a number of seconds, or None for no end")
     if not isinstance(cache_salt, str) or any("\ud800" <= c <= "\udfff" for c in cache_salt):
         raise InvalidRequestError(f"cache_salt is {cache_salt!r:.60}; it must be a text, without lone surrogates")
+    if len(cache_salt) > MAX_SALT_CHARS:
+        raise InvalidRequestError(f"cache_salt has {len(cache_salt)} characters; {MAX_SALT_CHARS} at most")
 
 
 def _are_integers(ids: Iterable[object]) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import resource
 import sys
 import termios
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any, ClassVar
@@ -14,16 +16,28 @@ from typing import Any, ClassVar
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+_OTHER_FILES = 64  # that the server has open, two engines included
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """header_timeout_s, max_header_bytes: of the head of a request, from the connection's or the last answer's moment on; the
     bytes also of trailers, and of requests sent ahead of the answer to the one before. write_timeout_s: a client that takes
-    nothing of what waits for it for so long loses the connection."""
+    nothing of what waits for it for so long loses the connection. max_connections: more are closed."""
 
     write_timeout_s: float
     header_timeout_s: float = 10.0
     max_header_bytes: int = 64 * 1024
+    max_connections: int = sys.maxsize
+
+
+def affordable_connections() -> int:
+    """As many as the system allows, once asked for all it does, so that a new engine finds file descriptors, too."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft - _OTHER_FILES)
 
 
 class Connection(HttpToolsProtocol):
@@ -50,6 +64,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            transport.abort()
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:

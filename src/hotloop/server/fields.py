@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hotloop.engine.inputs import MAX_SALT_CHARS
 from hotloop.sampling_params import (
     MAX_BAD_WORDS,
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_SEQUENCE_BREAKERS,
+    MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
+    MAX_TOKEN_IDS,
     MAX_WORD_CHARACTERS,
 )
 
@@ -47,6 +50,7 @@ _TEXT = {"type": "string"}
 _NUMBER = {"type": "number"}
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT64}}
 _PROMPT = [{"type": "string", "minLength": 1}, {**_TOKEN_IDS, "minItems": 1}]
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _COUNT = {"type": "integer", "minimum": 1, "maximum": MAX_INT64}
 _MESSAGE = {
     "type": "object",
@@ -121,20 +125,20 @@ FIELDS: tuple[Field, ...] = (
     Field("dry_base", "See dry_multiplier.", _range(1, 1e6), "sampling"),
     Field("dry_allowed_length", "See dry_multiplier.", _COUNT, "sampling"),
     Field("dry_sequence_breakers", "Texts over which no repetition reaches.", _words(MAX_SEQUENCE_BREAKERS), "sampling"),
-    Field("allowed_token_ids", "Nothing else is drawn.", {**_TOKEN_IDS, "minItems": 1}, "sampling"),
+    Field("allowed_token_ids", "Nothing else is drawn.", {**_TOKEN_IDS, "minItems": 1, "maxItems": MAX_TOKEN_IDS}, "sampling"),
     Field("bad_words", "Texts whose tokens are not drawn in a row.", _words(MAX_BAD_WORDS), "sampling"),
     Field("logit_bias", "Token id (as a text) to what is added to its logit.",
-          {"type": "object", "additionalProperties": _range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)}, "sampling"),
+          {"type": "object", "additionalProperties": _range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
+           "maxProperties": MAX_TOKEN_IDS}, "sampling"),
     Field("n", "Answers to each prompt.", {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES}, "sampling"),
     Field("seed", "The same seed gives the same answer. Default: a fresh one, which the response names.",
           {"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, "sampling"),
     Field("min_tokens", "No stop before so many output tokens.",
           {"type": "integer", "minimum": 0, "maximum": MAX_INT64}, "sampling"),
     Field("stop", "Texts that end the answer.",
-          {"anyOf": [{"type": "string", "minLength": 1},
-                     {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_STRINGS}]},
+          {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOP_STRINGS}]},
           "sampling"),
-    Field("stop_token_ids", "Tokens that end the answer.", _TOKEN_IDS, "sampling"),
+    Field("stop_token_ids", "Tokens that end the answer.", _TOKEN_IDS | {"maxItems": MAX_TOKEN_IDS}, "sampling"),
     Field("ignore_eos", "Whether to go on after the model's end tokens.", _BOOLEAN, "sampling"),
     Field("include_stop_str_in_output", "Whether the text that ended the answer is part of it.", _BOOLEAN, "sampling"),
     Field("skip_special_tokens", "Whether control tokens have no text.", _BOOLEAN, "sampling"),
@@ -148,7 +152,8 @@ FIELDS: tuple[Field, ...] = (
           {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}, "live"),
     Field("truncate_prompt_tokens", "Keep only the so many last tokens of each prompt; usage says how many were cut off.",
           _COUNT, "live", (COMPLETIONS,)),
-    Field("cache_salt", "Prompts share cached prefixes only under the same salt.", _TEXT, "live"),
+    Field("cache_salt", "Prompts share cached prefixes only under the same salt.",
+          _TEXT | {"maxLength": MAX_SALT_CHARS}, "live"),
     Field("user", "No effect.", {}, "ignored"),
     Field("metadata", "No effect.", {}, "ignored"),
     Field("store", "No effect.", {}, "ignored"),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hotloop.server.connection import Connection, Limits
+from hotloop.server.connection import Connection, Limits, affordable_connections
 from hotloop.server.errors import RefusedError, refusal
 from hotloop.server.settings import ServeSettings
 
@@ -121,11 +121,11 @@ class _Server(uvicorn.Server):
         on_ready: Callable[[], None],
         on_cut: Callable[[str], None],
     ) -> None:
+        limits = Limits(settings.write_timeout_s, max_connections=affordable_connections())
         super().__init__(
             uvicorn.Config(
-                app, http=Connection.with_limits(Limits(write_timeout_s=settings.write_timeout_s)), ws="none",
-                lifespan="off", log_config=None, access_log=False, proxy_headers=False, server_header=False,
-                timeout_graceful_shutdown=_CLOSE_S,
+                app, http=Connection.with_limits(limits), ws="none", lifespan="off", log_config=None, access_log=False,
+                proxy_headers=False, server_header=False, timeout_graceful_shutdown=_CLOSE_S,
             )
         )  # fmt: skip
         self._lifecycle = lifecycle

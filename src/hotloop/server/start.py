@@ -76,6 +76,7 @@ def run_server(model: str | Path, engine_options: Mapping[str, Any], settings: S
                 admission.close(ShutdownError(reason))
                 llm.shut_down(reason)
 
+            listen(listener)
             serve(app, listener, settings, lifecycle, on_ready=tell_ready, on_cut=cut)
         finally:
             llm.close()
@@ -100,6 +101,20 @@ def bind(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except (OSError, UnicodeError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise HotloopError(f"cannot listen on {host} port {port}: {reason}; choose another --host or --port") from error
+        raise _cannot_listen(host, port, error) from error
     return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """From now on clients can connect. Raises HotloopError if another server at the same address, which it shared until one of
+    them listened, was first; uvloop would not tell."""
+    try:
+        listener.listen()
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> HotloopError:
+    reason = getattr(error, "strerror", None) or error
+    return HotloopError(f"cannot listen on {host} port {port}: {reason}; choose another --host or --port")

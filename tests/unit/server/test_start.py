@@ -47,6 +47,13 @@ def test_the_port_is_taken_before_the_model_is_loaded() -> None:
             pass
 
 
+def test_two_servers_that_start_at_the_same_time_do_not_both_listen() -> None:
+    with start.bind("127.0.0.1", 0) as first, start.bind("127.0.0.1", first.getsockname()[1]) as second:
+        start.listen(first)
+        with pytest.raises(HotloopError, match="Address already in use; choose another --host or --port"):
+            start.listen(second)
+
+
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "x" * 300, "203.0.113.1", ""])
 def test_addresses_that_are_none(host: str) -> None:
     with pytest.raises(HotloopError, match="choose another --host or --port"):
