@@ -22,12 +22,13 @@ from hotloop.sampling.grammar import GrammarCompiler
 
 NUM_SCHEMAS = 200
 WORDS = [
-    "name", "id", "title", "email", "address", "city", "country", "age", "price", "quantity", "status", "tags", "items", "created",
-    "owner", "description", "score", "rating", "category", "sku", "color", "size", "weight", "currency", "phone", "website", "notes",
-    "active", "verified", "language", "genre", "author", "isbn", "pages", "year",
+    "name", "id", "title", "email", "address", "city", "country", "age", "price", "quantity", "status", "tags", "items",
+    "created", "owner", "description", "score", "rating", "category", "sku", "color", "size", "weight", "currency", "phone",
+    "website", "notes", "active", "verified", "language", "genre", "author", "isbn", "pages", "year",
 ]  # fmt: skip
 TEXTS = [
-    "red", "green", "blue", "draft", "published", "こんにちは", "naïve café", "Größe", "да", "emoji 😀", "a/b", 'quote "x"', "1.0",
+    "red", "green", "blue", "draft", "published", "こんにちは", "naïve café", "Größe", "да", "emoji 😀", "a/b",
+    'quote "x"', "1.0",
 ]  # fmt: skip
 FORMATS = ["date", "date-time", "time", "email", "uuid", "ipv4", "hostname", "uri"]
 THINGS = ["person", "book", "order", "recipe", "movie", "device", "invoice", "event", "city", "song"]
