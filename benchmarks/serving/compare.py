@@ -59,7 +59,8 @@ def summary(rounds: Sequence[Mapping[str, dict[str, Any]]]) -> dict[str, dict[st
 def measure_rounds(
     urls: Mapping[str, str], num_rounds: int, load: Callable[[str, bool], dict[str, Any]]
 ) -> list[dict[str, dict[str, Any]]]:
-    """Every side warmed up, then loaded in turn. load: of a URL, measured or to warm up."""
+    """Every side warmed up, then loaded in turn. load: of a URL, measured or to warm up. Raises ServerError if a request
+    fails."""
     for url in urls.values():
         load(url, False)
     rounds = []
@@ -67,10 +68,10 @@ def measure_rounds(
         results = {}
         for side, url in urls.items():
             results[side] = load(url, True)
+            if results[side]["num_failed"]:
+                raise ServerError(f"{side}: {results[side]['failures']}")
             cells = "  ".join(f"{name} {figure(results[side]):8.3f}" for name, figure in _FIGURES.items())
             print(f"round {number + 1}  {side:<14}{cells}", flush=True)
-            if results[side]["num_failed"]:
-                print(f"{side}: {results[side]['failures']}", file=sys.stderr)
         rounds.append(results)
     return rounds
 

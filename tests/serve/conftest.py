@@ -12,6 +12,7 @@ import pytest
 from scripted_model import Script, write_scripted_model
 from server.serving import ServerProcess
 from tiny_models import write_tiny_model
+from tiny_tokenizer import CHAT_TEMPLATE
 
 # What the scripted model says after a prompt of one token (or a chat: the first). The EOS token follows each.
 SCRIPTS: Mapping[str, Script] = {
@@ -22,6 +23,15 @@ SCRIPTS: Mapping[str, Script] = {
     "broken characters": (b"\xff", "ok", b"\xf0", " hello", b"\xe4", b"\xbd"),
     "words": tuple(f" word{i}" for i in range(40)),
 }
+
+
+# Of the tiny model: it refuses what many templates do.
+STRICT_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('unknown role ' + message['role']) }}{% endif %}"
+    "{% if not loop.first and (message['role'] == 'system' or message['role'] == loop.previtem['role']) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+) + CHAT_TEMPLATE
 
 
 class Scripted(NamedTuple):
@@ -56,7 +66,8 @@ def scripted(home: Path, scripted_path: Path, script_prompts: Mapping[str, list[
 @pytest.fixture(scope="session")
 def tiny_server(home: Path) -> Iterator[ServerProcess]:
     """A random model with a context of 128 tokens; its answers depend on every parameter."""
-    model = write_tiny_model(home / "tiny.gguf", formats="Q8_0")
+    template = {"tokenizer.chat_template": STRICT_TEMPLATE}
+    model = write_tiny_model(home / "tiny.gguf", formats="Q8_0", metadata=template)
     with ServerProcess(model, "--served-model-name", "tiny", home=home) as server:
         yield server
 

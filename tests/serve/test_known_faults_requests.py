@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serve.conftest import Scripted
 from server.serving import ServerProcess, finish_reasons, stream, strict_json, text_of
@@ -83,7 +85,8 @@ def test_media_types(tiny_client: httpx.Client) -> None:  # known fault B76
     body = json.dumps({"messages": HI, "max_tokens": 1}).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "image/png"):
         assert kind.partition(";")[0] in refused(tiny_client.post(CHAT, content=body, headers={"content-type": kind}), 415)
-    for headers in ({}, JSON, {"content-type": "application/json; charset=utf-8"}):
+    refused(tiny_client.post(CHAT, content=body), 415)
+    for headers in (JSON, {"content-type": "application/json; charset=utf-8"}):
         assert tiny_client.post(CHAT, content=body, headers=headers).status_code == 200
 
 
@@ -220,7 +223,14 @@ def test_prompts_as_long_as_the_context(tiny_client: httpx.Client, length: int, 
             message = refused(response)
             assert str(length) in message
             assert str(CONTEXT) in message
-    refused(tiny_client.post(COMPLETIONS, json={"prompt": "a" * CONTEXT, "truncate_prompt_tokens": 5}))
+
+
+def test_truncation_is_asked_for_and_told(tiny_client: httpx.Client) -> None:  # known fault B126
+    usage = complete(tiny_client, prompt="a" * CONTEXT, truncate_prompt_tokens=5)["usage"]
+    assert usage["prompt_tokens"] == 5
+    assert usage["prompt_tokens_details"]["truncated_tokens"] == CONTEXT - 5
+    usage = complete(tiny_client, prompt="a" * 5, truncate_prompt_tokens=5)["usage"]
+    assert not usage["prompt_tokens_details"].get("truncated_tokens")
 
 
 def chat_of(client: httpx.Client, length: int) -> list[dict[str, str]]:
@@ -266,6 +276,18 @@ def test_content_in_parts(tiny_client: httpx.Client) -> None:  # known fault B11
     assert in_parts == whole
 
 
+def test_a_template_that_refuses(tiny_client: httpx.Client) -> None:  # known fault B110
+    for roles, message in (
+        (["user", "user"], "roles must alternate"),
+        (["user", "system"], "roles must alternate"),
+        (["narrator"], "unknown role narrator"),
+    ):
+        messages = [{"role": role, "content": "a"} for role in roles]
+        for streamed in (False, True):
+            assert message in refused(tiny_client.post(CHAT, json={"messages": messages, "stream": streamed}))
+        assert message in refused(tiny_client.post("/tokenize", json={"messages": messages}))
+
+
 @pytest.mark.parametrize("text", ["a" * 200_000, "x" * 2**20, "\u4e00" * 350_000, "😀" * 10_000, " " * 100_000, "\n" * 50_000])
 def test_hostile_texts(tiny_client: httpx.Client, text: str) -> None:  # known fault B108
     refused(tiny_client.post(COMPLETIONS, json={"prompt": text}))
@@ -309,6 +331,7 @@ EFFECTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "stream": ("tiny", HOT, {"stream": True}),
     "stream_options": ("tiny", {**HOT, "stream": True}, {"stream_options": {"include_usage": True}}),
     "timeout_s": ("tiny", HOT, {"timeout_s": 1e-9}),
+    "truncate_prompt_tokens": ("tiny", HOT, {"truncate_prompt_tokens": 1}),
 }
 ELSEWHERE = {"priority", "cache_salt"}  # they change the order of requests and what is cached
 NO_EFFECT = {
@@ -378,3 +401,27 @@ def test_numbers_are_json_whatever_is_asked_for(tiny_client: httpx.Client) -> No
         for top in choice["logprobs"]["top_logprobs"]:
             assert len(top) <= 20  # two tokens may have one text
             assert all(value is None or value <= 0 for value in top.values())
+
+
+FIELDS = sorted({*EFFECTS, *ELSEWHERE, *NO_EFFECT, *NOT_OFFERED, "nonsense"} - {"messages", "prompt", "max_tokens"})
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 300), st.integers(), st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([0, -1, 1, 2**31, 2**63, 2**64, 10**300, 0.5, 1e308, "", "a", "1", "\ud800", "\0", "<|im_end|>"]),
+    st.text(max_size=5),
+)  # fmt: skip
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=5
+)
+
+
+def test_any_value_of_any_field(tiny_client: httpx.Client) -> None:  # known faults B76, B105
+    @settings(max_examples=300)
+    @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3), st.sampled_from(["messages", "prompt"]), VALUES)
+    def check(fields: dict[str, Any], name: str, asked: Any) -> None:
+        path, usual = (CHAT, HI) if name == "messages" else (COMPLETIONS, "hi")
+        body = {"max_tokens": 2, name: usual if asked is None else asked, **fields}
+        response = tiny_client.post(path, content=json.dumps(body).encode(), headers=JSON)
+        assert response.status_code in (200, 400, 404, 408), response.text
+        assert tiny_client.get("/health").status_code == 200
+
+    check()

@@ -67,4 +67,5 @@ def serving(service: Service) -> Iterator[str]:
     finally:
         server.should_exit = server.force_exit = True
         thread.join(10)
+        service.llm._pump.client.observer = None  # it knows the llm: a circle
         assert not thread.is_alive(), "the server did not end"

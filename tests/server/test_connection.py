@@ -189,3 +189,17 @@ def test_answers_have_a_date() -> None:
         date = next(line for line in head.splitlines() if line.startswith("date: "))
         assert abs(parsedate_to_datetime(date[6:]).timestamp() - time.time()) < 10
         assert "server:" not in head
+
+
+@pytest.mark.parametrize("request_line", [b"POST", b"GET"])
+def test_an_offer_to_upgrade_is_passed_over(request_line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """As Java's client and `curl --http2` make one with every first request."""
+    body = b"content-length: 4\r\n\r\nbody" if request_line == b"POST" else b"\r\n"
+    with serving(Limits(60)) as (_, _, port), connect(port) as connection:
+        for _ in range(2):
+            connection.sendall(
+                request_line + b" / HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+                b"http2-settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n" + body
+            )
+            assert read_word(connection)
+    assert not caplog.records

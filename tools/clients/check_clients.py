@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import urllib.error
@@ -69,7 +70,10 @@ def serving(hotloop: str, model: str, api_key: str) -> Iterator[str]:
         port = s.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     limits = ["--max-tokens-limit", "64"]  # generated requests ask for as much as there is
-    process = subprocess.Popen([hotloop, "serve", model, "--port", str(port), "--api-key", api_key, *limits])
+    with tempfile.NamedTemporaryFile("w", prefix="hotloop-serve-", suffix=".log", delete=False) as log:
+        print(f"the server's log: {log.name}", flush=True)
+        command = [hotloop, "serve", model, "--port", str(port), "--api-key", api_key, *limits]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         wait_until_ready(process, url)
         yield url

@@ -245,6 +245,11 @@ class InputProcessor:
                     "the prompt is empty and this model has no BOS token to start from; give a text"
                 )
             return prompt, ids
+        if len(prompt) >= self.max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} tokens and the context length is {self.max_model_len}; "
+                f"shorten the prompt or raise max_model_len"
+            )
         ids = list(prompt)
         if not _are_integers(ids):
             bad = next(i for i in ids if not _are_integers([i]))

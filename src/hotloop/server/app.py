@@ -30,31 +30,33 @@ def create_app(service: Service) -> FastAPI:
     app.openapi = lambda: document(service)  # type: ignore[method-assign]
 
     async def refused(request: Request, error: Exception) -> Response:
-        told = refusal(error)
-        request.scope.get("hotloop.log", {})["error"] = told.code or told.type  # its message may quote the prompt
-        return told.response()
+        told, log = refusal(error), request.scope.get("hotloop.log", {})
+        log["error"] = told.code or told.type  # its message may quote the prompt
+        response = told.response()
+        if "id" in log:
+            response.headers["x-request-id"] = log["id"]
+        return response
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it; the log shows it
 
     async def no_route(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        path, code = request.url.path, "not_found"
-        if error.status_code == 405:
-            code = "method_not_allowed"
-            allowed = (error.headers or {}).get("Allow", "")
-            message = f"{request.method} {path:.200} is not offered; {path:.200} takes {allowed}"
-        elif path.startswith(_NOT_OFFERED):
+        path = request.scope["path"]
+        if path.startswith(_NOT_OFFERED):
             message = f"{path:.200} is not offered by this server; see /openapi.json for what is"
         else:
             message = f"there is no {path:.200}; see /openapi.json for what there is"
-        response = refusal(RefusedError(message, error.status_code, code)).response()  # type: ignore[arg-type]
-        response.headers.update(error.headers or {})
-        return response
+        return refusal(RefusedError(message, 404, "not_found")).response()
 
-    handlers: dict[type[Exception], Any] = {
-        HotloopError: refused, Exception: refused, HTTPException: no_route, ClientGoneError: gone, ClientDisconnect: gone,
+    async def no_method(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        headers = dict(error.headers or {})
+        message = f"{request.scope['path']:.200} takes {headers.get('Allow')}, not {request.method:.20}"
+        return refusal(RefusedError(message, 405, "method_not_allowed"))._replace(headers=headers).response()
+
+    handlers: dict[int | type[Exception], Any] = {
+        404: no_route, 405: no_method, HotloopError: refused, Exception: refused, ClientGoneError: gone, ClientDisconnect: gone,
     }  # fmt: skip
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
+    for what, handler in handlers.items():
+        app.add_exception_handler(what, handler)
     return app

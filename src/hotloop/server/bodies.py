@@ -86,7 +86,7 @@ def _check_fields(endpoint: Endpoint, given: Mapping[str, Any], live: bool) -> N
         if field is None:
             near = difflib.get_close_matches(str(name)[:60], sorted(known), n=1)
             raise InvalidRequestError(f"unknown field {name!r:.60}" + (f"; did you mean {near[0]!r}?" if near else ""))
-        if field.kind == "fixed" and value not in field.values:
+        if field.kind == "fixed" and not any(value == v and type(value) is type(v) for v in field.values):
             raise InvalidRequestError(f"{name} is {value!r:.60}, which is not offered here; leave {name} out")
         if field.kind == "live" and not live and value is not False:
             raise InvalidRequestError(f"{name} is {value!r:.60}; only a server offers it: leave {name} out")
@@ -146,7 +146,7 @@ def _max_tokens(endpoint: Endpoint, given: Mapping[str, Any], default: int | Non
 
 def _chat_logprobs(given: Mapping[str, Any]) -> Any:
     wanted = _typed(given, "logprobs", bool, False)
-    if "top_logprobs" in given and not wanted:
+    if given.get("top_logprobs") and not wanted:
         raise InvalidRequestError(f"top_logprobs is {given['top_logprobs']!r:.60} without logprobs: true")
     return given.get("top_logprobs", 0) if wanted else None
 

@@ -56,6 +56,9 @@ class Connection(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             self._expect_head()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """The request is answered as if it had not offered to; nothing to warn of."""
+
     def on_message_begin(self) -> None:
         self._in_head = True
         self._head_bytes = 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,7 +17,7 @@ class ClientGoneError(Exception):
     """The client closed the connection before its answer was done."""
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
     """The result of ``work``, which is cancelled if the client goes first. receive: of a request whose body was read.
 
     Raises: ClientGoneError.

@@ -48,7 +48,7 @@ class FairQueue:
     def __init__(self, capacity: int, *, max_requests: int, max_tokens: int, max_per_key: int | None) -> None:
         """capacity: requests that run together. max_requests, max_tokens: of those that wait, but for a single ticket.
         max_per_key: requests of one key that run together."""
-        self.capacity = capacity
+        self._capacity = capacity
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self._max_per_key = capacity if max_per_key is None else min(max_per_key, capacity)
@@ -76,7 +76,7 @@ class FairQueue:
         started: list[Ticket] = []
         while lane := self._next_lane():
             ticket = lane.waiting[0]
-            if self.num_running and self.num_running + ticket.num_requests > self.capacity:
+            if self.num_running and self.num_running + ticket.num_requests > self._capacity:
                 break
             self._remove(ticket)
             self._turns = lane.turns

@@ -37,17 +37,17 @@ class Field:
 _BOOLEAN = {"type": "boolean"}
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "number"}
-_OBJECT = {"type": "object"}
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT64}}
+_PROMPT = [{"type": "string", "minLength": 1}, {**_TOKEN_IDS, "minItems": 1}]
 _COUNT = {"type": "integer", "minimum": 1, "maximum": MAX_INT64}
 _MESSAGE = {
     "type": "object",
-    "required": ["role"],
+    "required": ["role", "content"],
     "properties": {
         "role": _TEXT,
         "content": {"anyOf": [_TEXT, {"type": "array", "items": {
             "type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _TEXT},
-        }}, {"type": "null"}]},
+        }}]},
     },
 }  # fmt: skip
 _STREAM_OPTIONS = {
@@ -68,7 +68,7 @@ FIELDS: tuple[Field, ...] = (
     Field("messages", "The conversation, rendered by the model's chat template.",
           {"type": "array", "items": _MESSAGE, "minItems": 1}, "used", (CHAT,)),
     Field("prompt", "A text or token ids, or a list of them: one set of choices for each.",
-          {"anyOf": [_TEXT, _TOKEN_IDS, {"type": "array", "items": {"anyOf": [_TEXT, _TOKEN_IDS]}}]},
+          {"anyOf": [*_PROMPT, {"type": "array", "items": {"anyOf": _PROMPT}, "minItems": 1}]},
           "used", (COMPLETIONS,)),
     Field("max_tokens", "At most so many output tokens; what does not fit in the context is cut off.", _COUNT, "used"),
     Field("max_completion_tokens", "The newer name of max_tokens.", _COUNT, "used", (CHAT,)),
@@ -115,14 +115,14 @@ FIELDS: tuple[Field, ...] = (
     Field("truncate_prompt_tokens", "Keep only the so many last tokens of each prompt; usage says how many were cut off.",
           _COUNT, "live", (COMPLETIONS,)),
     Field("cache_salt", "Prompts share cached prefixes only under the same salt.", _TEXT, "live"),
-    Field("user", "No effect.", _TEXT, "ignored"),
-    Field("metadata", "No effect.", _OBJECT, "ignored"),
-    Field("store", "No effect.", _BOOLEAN, "ignored"),
-    Field("service_tier", "No effect.", _TEXT, "ignored"),
-    Field("safety_identifier", "No effect.", _TEXT, "ignored"),
-    Field("prompt_cache_key", "No effect; see cache_salt.", _TEXT, "ignored"),
-    Field("prompt_cache_retention", "No effect.", _TEXT, "ignored"),
-    Field("verbosity", "No effect.", _TEXT, "ignored"),
+    Field("user", "No effect.", {}, "ignored"),
+    Field("metadata", "No effect.", {}, "ignored"),
+    Field("store", "No effect.", {}, "ignored"),
+    Field("service_tier", "No effect.", {}, "ignored"),
+    Field("safety_identifier", "No effect.", {}, "ignored"),
+    Field("prompt_cache_key", "No effect; see cache_salt.", {}, "ignored"),
+    Field("prompt_cache_retention", "No effect.", {}, "ignored"),
+    Field("verbosity", "No effect.", {}, "ignored"),
     Field("best_of", "Not offered.", {"const": 1}, "fixed", values=[1]),
     Field("suffix", "Not offered.", {"const": ""}, "fixed", values=[""]),
     Field("response_format", "Not offered.", {"const": {"type": "text"}}, "fixed", values=[{"type": "text"}]),

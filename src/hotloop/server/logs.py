@@ -22,14 +22,14 @@ _MAX_PATH = 200
 _GONE = 499  # the status in the log where a client left before there was one
 
 
-def configure_logging(format: LogFormat, level: int = logging.INFO) -> None:
+def configure_logging(format: LogFormat) -> None:
     """Everything goes to stderr; libraries only from WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else HumanFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    logging.getLogger("hotloop").setLevel(level)
+    logging.getLogger("hotloop").setLevel(logging.INFO)
     logging.getLogger("hotloop.engine").setLevel(logging.WARNING)  # what it runs with, the line of readiness says
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 

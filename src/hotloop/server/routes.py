@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from hotloop.errors import InvalidRequestError
 from hotloop.server.answers import answer, check_model, decode_json, encode, off_loop, read_json_body
-from hotloop.server.event_stream import while_connected
 from hotloop.server.fields import CHAT, COMPLETIONS
 from hotloop.server.openapi import own_version
 from hotloop.server.service import Service
@@ -92,7 +91,7 @@ async def _converted(
         check_model(service, given.pop("model", None))
         return _json(convert(given))
 
-    return await while_connected(request.receive, off_loop(service, make, len(raw)))
+    return await off_loop(service, request, make, len(raw))
 
 
 def _tokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,16 +102,16 @@ def _tokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:
             + (f", but not {min(unknown)!r:.60}" if unknown else "")
         )
     inputs = service.llm.inputs
+    add_special, returns_strings = given.get("add_special_tokens", True), given.get("return_token_strs", False)
+    if not isinstance(add_special, bool) or not isinstance(returns_strings, bool):
+        raise InvalidRequestError("add_special_tokens and return_token_strs must be true or false")
     if "messages" in given:
         ids = inputs.chat_token_ids(given["messages"])
+    elif isinstance(given["prompt"], str):
+        ids = encode(inputs, given["prompt"], add_special=add_special)
     else:
-        text, add_special = given["prompt"], given.get("add_special_tokens", True)
-        if not isinstance(text, str) or not isinstance(add_special, bool):
-            raise InvalidRequestError("prompt must be a text and add_special_tokens true or false")
-        ids = encode(inputs, text, add_special=add_special)
-    strings = None
-    if given.get("return_token_strs"):
-        strings = [inputs.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids]
+        raise InvalidRequestError(f"prompt is {given['prompt']!r:.60}; it must be a text")
+    strings = [inputs.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if returns_strings else None
     return {"count": len(ids), "max_model_len": inputs.max_model_len, "tokens": ids, "token_strs": strings}
 
 

@@ -6,7 +6,6 @@ docs/metrics.md lists them. Steps are reported by the thread that polls the engi
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
@@ -16,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from hotloop.config import EngineConfig
 from hotloop.request import Request, RequestOutput, RestartReason, TokenDelta
+from hotloop.telemetry.read_rate import ReadRate
 from hotloop.telemetry.series import Counter, Histogram, one_two_five
 from hotloop.telemetry.steps import StepRecord, StepReport
 
@@ -286,22 +286,3 @@ class Metrics(Collector):
         gauge = GaugeMetricFamily("hotloop:cache_config_info", "The KV cache, in labels.", labels=list(info))
         gauge.add_metric(list(info.values()), 1)
         yield gauge
-
-
-class ReadRate:
-    """Bytes per second of the last whole seconds."""
-
-    _WINDOW = 10
-
-    def __init__(self) -> None:
-        self._seconds: deque[tuple[int, float]] = deque(maxlen=self._WINDOW + 1)  # second of the clock, bytes in it
-
-    def add(self, now_s: float, num_bytes: float) -> None:
-        second = int(now_s)
-        if self._seconds and self._seconds[-1][0] == second:
-            num_bytes += self._seconds.pop()[1]
-        self._seconds.append((second, num_bytes))
-
-    def bytes_per_s(self, now_s: float) -> float:
-        end = int(now_s)
-        return sum(b for second, b in list(self._seconds) if end - self._WINDOW <= second < end) / self._WINDOW

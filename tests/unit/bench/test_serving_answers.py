@@ -97,8 +97,9 @@ def test_broken_streams(reads: Iterable[bytes], failure: str | None, error: str)
     ],
 )
 def test_refusals(status: int, body: bytes, error: str) -> None:
-    answer = read_answer(10.0, Exchange(status, "application/json", [(11.0, body)] if body else []))
+    answer = read_answer(10.0, Exchange(status, "application/json", [(11.0, body)] if body else [], ended_s=12.0))
     assert answer.error is not None
+    assert answer.e2e_s == 2.0
     assert answer.error.startswith(error)
     assert len(answer.error) <= 220
 

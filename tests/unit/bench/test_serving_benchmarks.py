@@ -60,6 +60,8 @@ def test_rounds_are_interleaved_and_ratios_are_of_the_same_round(scripts: Simple
 
     rounds = compare.measure_rounds({"hotloop": "a", "llama-server": "b"}, 3, load)
     assert calls == [("a", False), ("b", False), *[("a", True), ("b", True)] * 3]
+    with pytest.raises(scripts.servers.ServerError, match=r"b: .*busy"):
+        compare.measure_rounds({"b": "b"}, 1, lambda *_: {**served(1.0, 1.0), "num_failed": 1, "failures": {"busy": 1}})
     figures = compare.summary(rounds)
     assert figures["tokens_per_s"] == {"hotloop": 20.0, "llama-server": 5.0, "ratio": 2.0}
     assert figures["ttft_p50_s"] == {"hotloop": 1.0, "llama-server": 4.0, "ratio": 0.25}

@@ -18,7 +18,8 @@ from hotloop.engine.core import EngineCore
 from hotloop.kv_cache.layout import KVLayout
 from hotloop.request import CompletionOutput, Request, RequestId, RequestOutput, TokenDelta
 from hotloop.sampling_params import SamplingParams
-from hotloop.telemetry.prometheus import Metrics, ReadRate
+from hotloop.telemetry.prometheus import Metrics
+from hotloop.telemetry.read_rate import ReadRate
 from hotloop.telemetry.timings import timings
 
 ROOT = Path(__file__).parents[3]

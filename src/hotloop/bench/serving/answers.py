@@ -19,9 +19,10 @@ _SHOWN = 200  # characters of a server's error
 class Answer:
     """One request as its client saw it; moments are seconds of perf_counter.
 
-    events_s: when each event with text arrived. ended_s: when the last event with text or a finish reason did. tokens: drawn,
-    as the server's usage says, else one per event with text. prompt_tokens, cached_tokens: None if the server does not say.
-    timings: what the server itself says about its time. error: why there is no complete answer.
+    events_s: when each event with text arrived. ended_s: when the last event with text or a finish reason did; of a failed
+    request, when it failed. tokens: drawn, as the server's usage says, else one per event with text. prompt_tokens,
+    cached_tokens: None if the server does not say. timings: what the server itself says about its time. error: why there is
+    no complete answer.
     """
 
     sent_s: float
@@ -97,35 +98,43 @@ _DECODER = msgspec.json.Decoder(_Event)
 
 def read_answer(sent_s: float, exchange: Exchange) -> Answer:
     """The answer in an exchange that is over, streamed or not."""
-    now_s = exchange.reads[-1][0] if exchange.reads else sent_s
     if exchange.failure is None and exchange.status != 200:
-        body = exchange.body.decode("utf-8", "replace")
-        return Answer(sent_s, now_s, error=f"HTTP {exchange.status}: {_message(body)}", status=exchange.status)
+        error = f"HTTP {exchange.status}: {_refusal(exchange.body)}"
+        return Answer(sent_s, exchange.ended_s, error=error, status=exchange.status)
+    body_s = exchange.reads[-1][0] if exchange.reads else exchange.ended_s
     is_streamed = exchange.content_type == "text/event-stream"
     if is_streamed:
         events = list(sse_events(exchange.reads))
         is_done = bool(events) and events[-1][1] == b"[DONE]"
         events = events[:-1] if is_done else events
     else:
-        events = [(now_s, exchange.body)]
+        events = [(body_s, exchange.body)]
         is_done = False
     reader = _Reader()
-    error = exchange.failure
+    failure = exchange.failure
     try:
         for time_s, data in events:
             reader.add(time_s, _DECODER.decode(data))
     except msgspec.MsgspecError as invalid:
-        error = error or f"not an OpenAI event: {invalid}"
-    if error is None:
-        error = reader.error
-    if error is None and not (reader.has_finished or is_done):
-        error = "the answer ended without a finish reason"
+        failure = failure or f"not an OpenAI event: {invalid}"
+    failure = failure or reader.error
+    if failure is None and not (reader.has_finished or is_done):
+        failure = "the answer ended without a finish reason"
+    counted = reader.completion_tokens
     return Answer(
-        sent_s, reader.ended_s or now_s, tuple(reader.events_s), "".join(reader.texts),
-        len(reader.events_s) if reader.completion_tokens is None else reader.completion_tokens,
-        reader.completion_tokens is not None, reader.prompt_tokens, reader.cached_tokens, is_streamed, reader.timings, error,
-        exchange.status,
-    )  # fmt: skip
+        sent_s,
+        exchange.ended_s if failure is not None else reader.ended_s or body_s,
+        tuple(reader.events_s),
+        "".join(reader.texts),
+        tokens=len(reader.events_s) if counted is None else counted,
+        has_usage=counted is not None,
+        prompt_tokens=reader.prompt_tokens,
+        cached_tokens=reader.cached_tokens,
+        is_streamed=is_streamed,
+        timings=reader.timings,
+        error=failure,
+        status=exchange.status,
+    )
 
 
 def sse_events(reads: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
@@ -161,7 +170,7 @@ class _Reader:
 
     def add(self, time_s: float, event: _Event) -> None:
         if event.error is not None and self.error is None:
-            self.error = _message(msgspec.json.encode({"error": event.error}).decode())
+            self.error = _message(event.error)
         text = "".join(choice.content for choice in event.choices)
         if text:
             self.events_s.append(time_s)
@@ -178,11 +187,15 @@ class _Reader:
             self.cached_tokens = details.cached_tokens if details else None
 
 
-def _message(body: str) -> str:
-    """The sentence in an error body, or its beginning."""
+def _refusal(body: bytes) -> str:
+    """What the body of an error status says."""
     try:
-        error = msgspec.json.decode(body)["error"]
-        text = error["message"] if isinstance(error, dict) else error
+        return _message(msgspec.json.decode(body)["error"])
     except (msgspec.MsgspecError, TypeError, KeyError):
-        text = body
+        return _message(body.decode("utf-8", "replace"))
+
+
+def _message(error: object) -> str:
+    """The beginning of the sentence in an ``error`` member, in one line."""
+    text = error.get("message") if isinstance(error, dict) else error
     return " ".join(str(text).split())[:_SHOWN] or "no message"

@@ -58,12 +58,13 @@ class Address:
 @dataclass(slots=True)
 class Exchange:
     """What came back. status: 0 if nothing did. reads: seconds of perf_counter and the piece of the body that arrived
-    then. failure: why it ended early, if it did."""
+    then. failure: why it ended early, if it did. ended_s: when it was over."""
 
     status: int = 0
     content_type: str = ""
     reads: list[tuple[float, bytes]] = field(default_factory=list)
     failure: str | None = None
+    ended_s: float = 0.0
 
     @property
     def body(self) -> bytes:
@@ -87,6 +88,7 @@ async def exchange(address: Address, request: bytes, timeout_s: float) -> Exchan
     except OSError as error:
         result.failure = f"cannot connect to {address.host}:{address.port}: {error.strerror or error}"
     finally:
+        result.ended_s = time.perf_counter()
         if transport is not None:
             transport.abort()
     return result
