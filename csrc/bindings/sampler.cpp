@@ -36,8 +36,15 @@ using Fault = std::tuple<int64_t, DrawResult::Status, int64_t>;
 using Mu = std::pair<int64_t, double>;  // row; of the next token
 using Results = std::tuple<std::vector<int64_t>, std::vector<Logprobs>, std::vector<Mu>, std::vector<Fault>>;
 
+int64_t checked_vocab_size(const Logits& logits) {
+  const int64_t vocab_size = static_cast<int64_t>(logits.shape(1));
+  check(vocab_size > 0 && vocab_size < int64_t{1} << 31, "draw: the vocabulary's size");
+  check(logits.stride(1) == 1 || vocab_size == 1, "draw: the logits of a row must lie side by side");
+  return vocab_size;
+}
+
 RowEdits::Array<int32_t> checked_ids(const Ids& ids, int64_t vocab_size) {
-  for (size_t i = 0; i < ids.size(); ++i) check(ids.data()[i] >= 0 && ids.data()[i] < vocab_size, "edits: an id outside the vocabulary");
+  for (size_t i = 0; i < ids.size(); ++i) check(ids.data()[i] >= 0 && ids.data()[i] < vocab_size, "an id outside the vocabulary");
   return {ids.data(), static_cast<int64_t>(ids.size())};
 }
 
@@ -61,16 +68,14 @@ RowEdits row_edits(const Edits& edits, int64_t vocab_size) {
 Results draw(Sampler& sampler, const Logits& logits, const std::vector<const DrawParams*>& params,
              const std::vector<int64_t>& logits_rows, const std::vector<uint32_t>& positions, const std::vector<double>& mirostat_mus,
              const std::vector<Edits>& edits) {
-  const int64_t vocab_size = static_cast<int64_t>(logits.shape(1));
-  check(vocab_size > 0 && vocab_size < int64_t{1} << 31, "draw: the vocabulary's size");
-  check(logits.stride(1) == 1 || vocab_size == 1, "draw: the logits of a row must lie side by side");
+  const int64_t vocab_size = checked_vocab_size(logits);
   check(logits_rows.size() == params.size() && positions.size() == params.size() && mirostat_mus.size() == params.size(),
         "draw: numbers of rows differ");
   std::vector<DrawRow> rows;
   for (size_t i = 0; i < params.size(); ++i) {
     check(params[i] != nullptr, "draw: no parameters");
     check(logits_rows[i] >= 0 && logits_rows[i] < static_cast<int64_t>(logits.shape(0)), "draw: no such row of logits");
-    rows.push_back({logits.data() + logits_rows[i] * logits.stride(0), params[i], positions[i], mirostat_mus[i], {}});
+    rows.push_back({logits.data() + logits_rows[i] * logits.stride(0), params[i], -1, positions[i], mirostat_mus[i], {}});
   }
   for (const Edits& e : edits) {
     const int64_t row = std::get<0>(e);
@@ -95,6 +100,27 @@ Results draw(Sampler& sampler, const Logits& logits, const std::vector<const Dra
     if (params[i]->num_logprobs >= 0) logprobs.emplace_back(row, result.logprob, result.rank, std::move(result.top));
     if (params[i]->mirostat) mus.emplace_back(row, result.mirostat_mu);
   }
+  return results;
+}
+
+std::vector<std::tuple<DrawResult::Status, int64_t, float, int64_t, Top>> logprobs(Sampler& sampler, const Logits& logits,
+                                                                                   const Ids& token_ids, int32_t num_top) {
+  const int64_t vocab_size = checked_vocab_size(logits);
+  check(token_ids.size() == logits.shape(0) && num_top >= 0, "logprobs: extents");
+  checked_ids(token_ids, vocab_size);
+  DrawParams params;
+  params.num_logprobs = num_top;
+  std::vector<DrawRow> rows;
+  for (size_t i = 0; i < token_ids.size(); ++i) {
+    rows.push_back({logits.data() + static_cast<int64_t>(i) * logits.stride(0), &params, token_ids.data()[i], 0, 0, {}});
+  }
+  std::vector<DrawResult> scored;
+  {
+    const nb::gil_scoped_release release;
+    scored = sampler.draw(rows, vocab_size);
+  }
+  std::vector<std::tuple<DrawResult::Status, int64_t, float, int64_t, Top>> results;
+  for (DrawResult& r : scored) results.emplace_back(r.status, r.token_id, r.logprob, r.rank, std::move(r.top));
   return results;
 }
 
@@ -146,7 +172,9 @@ void bind_sampler(nb::module_& m) {
       }, "isa"_a, "team"_a.none() = nb::none())
       .def("draw", &draw, "logits"_a, "params"_a, "logits_rows"_a, "positions"_a, "mirostat_mus"_a, "edits"_a,
            "Token ids of all rows; (row, logprob, rank, top) of those that want logprobs; (row, next mu) of mirostat's; "
-           "(row, what is wrong, token id). edits: (row, banned, barred, bias ids, bias, seen ids, counts, dry ids, dry, mask).");
+           "(row, what is wrong, token id). edits: (row, banned, barred, bias ids, bias, seen ids, counts, dry ids, dry, mask).")
+      .def("logprobs", &logprobs, "logits"_a, "token_ids"_a, "num_top"_a,
+           "Of a given token per row: (what is wrong, token id, raw logprob, rank, top).");
   m.def("dry_penalties", [](const Ids& ids, double multiplier, double base, int64_t allowed_length, int64_t max_length) {
     return dry_penalties({multiplier, base, allowed_length}, ids.data(), static_cast<int64_t>(ids.size()), max_length);
   }, "ids"_a, "multiplier"_a, "base"_a, "allowed_length"_a, "max_length"_a,

@@ -44,6 +44,11 @@ class Sampler::RowSampler {
     }
     const float raw_top = top_;
     raw_block_max_ = &block_max_;
+    if (row.given_id >= 0) {
+      result.token_id = row.given_id;
+      add_raw_logprobs(row.params->num_logprobs, raw_top, result);
+      return;
+    }
     if (!row.edits.empty()) {
       unedited_block_max_ = block_max_;
       raw_block_max_ = &unedited_block_max_;

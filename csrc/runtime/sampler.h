@@ -60,6 +60,7 @@ struct RowEdits {
 struct DrawRow {
   const float* logits;  // [vocab_size]
   const DrawParams* params;
+  int64_t given_id;  // not drawn: only its raw logprobs are wanted; -1: drawn
   uint32_t position;
   double mirostat_mu;
   RowEdits edits;

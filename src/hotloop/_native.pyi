@@ -275,6 +275,11 @@ class Sampler:
         Token ids of all rows; (row, logprob, rank, top) of those that want logprobs; (row, next mu) of mirostat's; (row, what is wrong, token id). edits: (row, banned, barred, bias ids, bias, seen ids, counts, dry ids, dry, mask).
         """
 
+    def logprobs(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], token_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], num_top: int) -> list[tuple[DrawStatus, int, float, int, list[tuple[int, float]]]]:
+        """
+        Of a given token per row: (what is wrong, token id, raw logprob, rank, top).
+        """
+
 def dry_penalties(ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], multiplier: float, base: float, allowed_length: int, max_length: int) -> list[tuple[int, float]]:
     """(token id, what to subtract from its logit), ids ascending."""
 

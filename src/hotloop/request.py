@@ -41,6 +41,17 @@ class Request:
     # Of dry_sequence_breakers: one of the first ids, then all of the second.
     dry_breakers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     mirostat_mu: float | None = None  # of the next token, once one was drawn with mirostat
+    num_scored_tokens: int = 0  # of the prompt, those whose logits have been seen for prompt_logprobs
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether logits of its prompt are still to be seen. Choice 0 does it for all, and only once."""
+        return (
+            self.params.prompt_logprobs is not None
+            and self.choice == 0
+            and not self.output_token_ids
+            and self.num_scored_tokens < len(self.prompt_token_ids) - 1
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +68,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Raw logprobs of one drawn token: its own, its rank (1 is the top), and the top ones, best first."""
+    """Logprobs of one token, drawn or of the prompt: its own, its rank (1 is the top), and the top ones, best first."""
 
     token_id: int
     logprob: float
@@ -90,7 +101,8 @@ class Timeline(NamedTuple):
 class TokenDelta(NamedTuple):
     """What one step adds to a request: ids out of the core, before any text. A tuple, since every token makes one.
 
-    timeline: None only beside an error of a request that never ran. mirostat_mu: of the token after these.
+    timeline: None only beside an error of a request that never ran. mirostat_mu: of the token after these. prompt_logprobs:
+    of the prompt's tokens but the first, with the first token drawn.
     """
 
     request_id: RequestId
@@ -101,6 +113,7 @@ class TokenDelta(NamedTuple):
     timeline: Timeline | None = None
     error_kind: ErrorKind = "internal"
     mirostat_mu: float | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +142,7 @@ class RequestOutput:
     """A request's answer so far. ``timings`` follows telemetry/schema, those of choice 0; ``seed`` replays the answer.
 
     num_cached_tokens: of the prompt, those that the prefix cache had. num_truncated_tokens: of the prompt as it was asked,
-    those that truncate_prompt_tokens left out.
+    those that truncate_prompt_tokens left out. prompt_logprobs: one entry per token of the prompt, None for the first.
     """
 
     request_id: RequestId
@@ -141,3 +154,4 @@ class RequestOutput:
     timings: dict[str, float | int] | None = None
     num_cached_tokens: int = 0
     num_truncated_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

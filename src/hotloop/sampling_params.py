@@ -24,11 +24,12 @@ _NUMBERS = (
     "mirostat_tau", "mirostat_eta", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base",
 )  # fmt: skip
 _INTEGERS = (
-    "top_k", "seed", "max_tokens", "logprobs", "truncate_prompt_tokens", "min_tokens", "n", "mirostat", "dry_allowed_length",
+    "top_k", "seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "min_tokens", "n", "mirostat",
+    "dry_allowed_length",
 )  # fmt: skip
 _OPTIONAL = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "top_k", "seed", "max_tokens", "logprobs",
-    "truncate_prompt_tokens", "bad_words",
+    "prompt_logprobs", "truncate_prompt_tokens", "bad_words",
 })  # fmt: skip
 _DECIMAL = re.compile(r"-?[0-9]{1,10}")
 
@@ -56,6 +57,7 @@ class SamplingParams:
     min_tokens: no stop before so many tokens. stop: strings that end the text. truncate_prompt_tokens: only the last ones of
     a longer prompt are used; -1: as many as fit the context. logprobs: of the drawn token and this many top ones per
     position; logprobs_mode: "raw" is before any processing, "processed" is of what the token was drawn from.
+    prompt_logprobs: raw ones of the prompt's tokens but the first, and this many top ones per position.
     structured_outputs: the form that the whole answer must have.
 
     Raises: InvalidRequestError naming the field, its value and the allowed range.
@@ -92,6 +94,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
@@ -139,6 +142,7 @@ class SamplingParams:
             ("presence_penalty", -2, 2), ("frequency_penalty", -2, 2), ("min_p", 0, 1), ("n", 1, MAX_CHOICES),
             ("xtc_probability", 0, 1), ("xtc_threshold", 0, 1), ("mirostat_tau", 0, 100), ("mirostat_eta", 0, 1),
             ("dry_multiplier", 0, 1e6), ("dry_base", 1, 1e6), ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
         ):  # fmt: skip
             value = getattr(self, name)
             _check(value is None or low <= value <= high, name, value, f"in [{low:g}, {high:g}]")

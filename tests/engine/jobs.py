@@ -31,7 +31,7 @@ def params_of(i: int, max_tokens: int) -> SamplingParams:
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 0.9, "top_k": 40},
-        {"temperature": 1.2, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 1.2, "top_p": 0.9, "min_p": 0.01, "prompt_logprobs": 1},
         {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": -0.5},
         {"temperature": 0, "logit_bias": {7: 3.0, 9: -5.0}, "min_tokens": 5},
         {"temperature": 1.0, "stop_token_ids": list(range(20)), "min_tokens": 3},

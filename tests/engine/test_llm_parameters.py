@@ -35,8 +35,13 @@ def ending(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     return llm
 
 
+def whole_answer(llm: LLM, **params: Any) -> tuple[list[CompletionOutput], object]:
+    (output,) = llm.generate(PROMPT, SamplingParams(**{"temperature": 0, **params}))
+    return output.outputs, output.prompt_logprobs
+
+
 def answers(llm: LLM, **params: Any) -> list[CompletionOutput]:
-    return llm.generate(PROMPT, SamplingParams(**{"temperature": 0, **params}))[0].outputs
+    return whole_answer(llm, **params)[0]
 
 
 def answer(llm: LLM, **params: Any) -> CompletionOutput:
@@ -81,6 +86,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "allowed_token_ids": ({}, {"allowed_token_ids": lambda llm: [some_token(llm)]}),
     "bad_words": ({}, {"bad_words": lambda llm: [some_text(llm)]}),
     "truncate_prompt_tokens": ({}, {"truncate_prompt_tokens": 1}),
+    "prompt_logprobs": ({}, {"prompt_logprobs": 0}),
     "logprobs_mode": ({**HOT, "logprobs": 2}, {"logprobs_mode": "processed"}),
     "n": ({}, {"n": 2}),
     "seed": (HOT, {"seed": 2}),
@@ -103,9 +109,9 @@ def test_every_parameter_is_in_the_table() -> None:  # known fault B137
 @pytest.mark.parametrize("name", EFFECTS)
 def test_every_parameter_has_an_effect(ending: LLM, name: str) -> None:  # known fault B137
     before, change = ({k: v(ending) if callable(v) else v for k, v in part.items()} for part in EFFECTS[name])
-    plain = answers(ending, **before)
-    assert answers(ending, **before) == plain
-    assert answers(ending, **{**before, **change}) != plain
+    plain = whole_answer(ending, **before)
+    assert whole_answer(ending, **before) == plain
+    assert whole_answer(ending, **{**before, **change}) != plain
     assert_idle(ending)
 
 
@@ -252,3 +258,21 @@ def test_the_model_s_recommendation_fills_what_a_request_leaves_open(
         params = SamplingParams(**given, seed=seed)
         (expected,) = llm.generate(PROMPT, SamplingParams(**effective, seed=seed))[0].outputs
         assert recommended.generate(PROMPT, params)[0].outputs == [expected]
+
+
+def test_long_prompts_are_cut_only_where_that_is_asked_for(llm: LLM) -> None:  # known fault B126
+    context = llm.max_model_len
+    ids = [i % 200 for i in range(context + 30)]
+    text = "ab " * context
+    with pytest.raises(InvalidRequestError, match=str(context)):
+        llm.generate([ids], SamplingParams(max_tokens=1))
+    for prompt, whole in ((ids, ids), (text, llm.tokenizer.encode(text))):
+        for last, kept in ((-1, context - 1), (20, 20), (1, 1)):
+            params = SamplingParams(max_tokens=1, truncate_prompt_tokens=last)
+            (output,) = llm.generate([prompt], params)
+            assert len(output.prompt_token_ids) == kept
+            assert output.num_truncated_tokens == len(whole) - kept
+            start = [whole[0]] if whole[0] == llm.tokenizer.bos_token_id else []
+            assert output.prompt_token_ids == start + whole[len(whole) - kept + len(start) :]
+    (output,) = llm.generate([[5, 6]], SamplingParams(max_tokens=1, truncate_prompt_tokens=20))
+    assert (output.prompt_token_ids, output.num_truncated_tokens) == ([5, 6], 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hotloop.kv_cache.layout import KVLayout
 from hotloop.request import FinishReason, Request, RequestId, TokenDelta, TokenLogprobs
@@ -17,12 +17,13 @@ from hotloop.telemetry.timings import RequestClock
 @dataclass(slots=True, eq=False)
 class Live:
     """What the core holds of a request beside its blocks. sampler: from its first draw on. constraint: if its answer has to
-    have a form."""
+    have a form. prompt_logprobs: as far as they are known and nobody has them yet."""
 
     request: Request
     clock: RequestClock
     sampler: SamplerState | None = None
     constraint: Constraint | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class Accounts:
@@ -88,9 +89,11 @@ def token_deltas(
         timeline = live.clock.timeline(request.num_prefix_hit_tokens, request.num_preemptions)
         logprobs: tuple[TokenLogprobs, ...] = () if result.logprobs is None else (result.logprobs,)
         finish = ended.get(request_id)
+        scores, live.prompt_logprobs = tuple(live.prompt_logprobs), []
         deltas.append(
             TokenDelta(
-                request_id, (result.token_id,), logprobs, finish, None, timeline, mirostat_mu=result.mirostat_mu
+                request_id, (result.token_id,), logprobs, finish, None, timeline, mirostat_mu=result.mirostat_mu,
+                prompt_logprobs=scores,
             )
-        )
+        )  # fmt: skip
     return deltas

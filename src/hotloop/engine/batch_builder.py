@@ -39,7 +39,7 @@ class BatchBuilder:
     def build(
         self, scheduled: Sequence[ScheduledRequest], block_tables: Callable[[RequestId], BlockTables]
     ) -> ForwardBatch:
-        """The batch of one step: one row of the tables for each entry; logits of the last token of those that draw."""
+        """The batch of one step: one row of the tables for each entry; logits as the entries want them, in their order."""
         token_ids: list[int] = []
         positions: list[int] = []
         query_start = [0]
@@ -68,6 +68,8 @@ class BatchBuilder:
                 for group, size in enumerate(self._block_sizes):
                     blocks = self._tables[group][row][where // size].astype(np.int64)
                     slots[group] += (blocks * size + where % size).tolist()
+            if entry.scores:
+                logits_rows += range(query_start[-1] + entry.scores.start - begin, query_start[-1] + entry.scores.stop - begin)
             query_start.append(len(token_ids))
             seq_lens.append(end)
             if entry.draws:

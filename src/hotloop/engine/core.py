@@ -200,6 +200,7 @@ class EngineCore:
         except Exception as error:
             logits = self._forward_one_by_one(output.scheduled, error, failed)
         forwarded_s = time.perf_counter()
+        self._score(output, logits, failed)
         owners, results = self._draw(drawing, logits, failed)
         drawn_s = time.perf_counter()
         self._unfinished, self._is_changing = None, True
@@ -275,38 +276,55 @@ class EngineCore:
     ) -> NDArray[np.float32]:
         """After a forward pass failed: each request in a pass of its own, so that only those fail that must.
 
-        Returns float32 [L, vocab_size] of those that draw; zeros for requests that are now in ``failed``.
+        Returns float32 [L, vocab_size]; zeros for requests that are now in ``failed``.
         """
         _log.error("a forward pass of %d requests failed", len(scheduled), exc_info=error)
-        rows = np.zeros((sum(s.draws for s in scheduled), self.runner.vocab_size), np.float32)
+        rows = np.zeros((sum(s.num_logits_rows for s in scheduled), self.runner.vocab_size), np.float32)
         index = 0
         for entry in scheduled:
             try:
                 if len(scheduled) == 1:
                     raise error
                 logits = self.runner.forward(self._builder.build([entry], self.kv_cache.block_tables))
-                if entry.draws:
-                    rows[index] = logits[0]
+                rows[index : index + entry.num_logits_rows] = logits
             except Exception as its_own:
                 failed[entry.request.request_id] = message_of(its_own)
-            index += entry.draws
+            index += entry.num_logits_rows
         return rows
 
     def _drawing(self, output: SchedulerOutput) -> list[Drawing]:
         """Who draws a token: the requests at their end, and the choices that fork off them."""
         drawing: list[Drawing] = []
-        index = -1
+        end = 0
         for entry in output.scheduled:
+            end += entry.num_logits_rows
             if not entry.draws:
                 continue
-            index += 1
             request_id = entry.request.request_id
             for request in (entry.request, *output.forks.get(request_id, ())):
                 live = self._live[request.request_id]
                 if live.sampler is None:
                     live.sampler = self._sampler_state(request)
-                drawing.append((live, index, request_id))
+                drawing.append((live, end - 1, request_id))
         return drawing
+
+    def _score(self, output: SchedulerOutput, logits: NDArray[np.float32], failed: dict[RequestId, str]) -> None:
+        """Logprobs of prompt tokens, where they are wanted. Adds to ``failed``."""
+        begin = 0
+        for entry in output.scheduled:
+            request, scores = entry.request, entry.scores
+            rows = logits[begin : begin + len(scores)]
+            begin += entry.num_logits_rows
+            if not scores or request.request_id in failed:
+                continue
+            scored_ids = request.prompt_token_ids[scores.start + 1 : scores.stop + 1]
+            num_top = request.params.prompt_logprobs or 0
+            try:
+                scored = self._sampler.logprobs(rows, scored_ids, num_top, scores.start + 1)
+            except Exception as error:
+                failed[request.request_id] = message_of(error)
+            else:
+                self._live[request.request_id].prompt_logprobs[scores.start : scores.stop] = scored
 
     def _draw(
         self, drawing: Sequence[Drawing], logits: NDArray[np.float32], failed: dict[RequestId, str]

@@ -98,6 +98,8 @@ class Generation:
             RequestId(ask.name), ask.text, list(first.prompt_token_ids), outputs, False, first.seed,
             num_truncated_tokens=ask.num_truncated_tokens,
         )  # fmt: skip
+        if first.params.prompt_logprobs is not None and not first.output_token_ids:
+            self.output.prompt_logprobs = [None]
 
     @property
     def is_finished(self) -> bool:
@@ -119,6 +121,8 @@ class Generation:
             raise _ERRORS[delta.error_kind](delta.error)
         choice = self._choices[delta.request_id]
         choice.logprobs += delta.logprobs
+        if delta.prompt_logprobs and self.output.prompt_logprobs is not None:
+            self.output.prompt_logprobs += map(self._logprob_entry, delta.prompt_logprobs)
         choice.num_drawn += len(delta.token_ids)
         emitted_s = delta.timeline.last_token_s if delta.timeline is not None else 0.0
         is_stop_token = delta.finish_reason == "stop" and delta.token_ids[-1] in choice.request.stop_token_ids

@@ -69,6 +69,22 @@ class Sampler:
             results[i] = _error(status, rows[i], token_id, values)
         return results
 
+    def logprobs(
+        self, logits: NDArray[np.float32], token_ids: Sequence[int], num_top: int, first_position: int
+    ) -> list[TokenLogprobs]:
+        """Raw logprobs of given tokens and of the ``num_top`` top ones beside each.
+
+        logits: float32 [n, vocab_size], one row per token. first_position: of the first token, for messages.
+        Raises: HotloopError if a row has no finite maximum.
+        """
+        results = []
+        scored = self._native.logprobs(logits, np.array(token_ids, np.int32), min(num_top, logits.shape[1]))
+        for i, (status, token_id, logprob, rank, top) in enumerate(scored):
+            if status != _native.DrawStatus.drawn:
+                raise _broken(status, first_position + i, token_id, logits[i])
+            results.append(TokenLogprobs(token_id, logprob, rank, tuple(top)))
+        return results
+
 
 def edits_of(row: Row) -> Edits | None:
     """Of the state as it would be with the drafts pushed, and the row's mask; valid until the state changes."""
@@ -92,10 +108,16 @@ def edits_of(row: Row) -> Edits | None:
 
 
 def _error(status: _native.DrawStatus, row: Row, token_id: int, logits: NDArray[np.float32]) -> HotloopError:
-    if status == _native.DrawStatus.broken_logits:
-        return broken_logits(row.position, token_id, float(logits[token_id]))
-    if status == _native.DrawStatus.no_memory:
-        return HotloopError(f"no memory to draw the token at position {row.position}")
+    if status != _native.DrawStatus.nothing_left:
+        return _broken(status, row.position, token_id, logits)
     edits = edits_of(row)
     assert edits is not None
     return nothing_left(row.position, edits)
+
+
+def _broken(
+    status: _native.DrawStatus, position: int, token_id: int, logits: NDArray[np.float32]
+) -> HotloopError:
+    if status == _native.DrawStatus.no_memory:
+        return HotloopError(f"no memory for the sampler at position {position}")
+    return broken_logits(position, token_id, float(logits[token_id]))

@@ -11,12 +11,19 @@ from hotloop.request import Request, RequestId
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
     """Compute ``num_tokens`` tokens of a request from position ``start``. draws: the last of them is the last that the
-    request has, so its row of logits yields a new token."""
+    request has, so its row of logits yields a new token. scores: positions of its prompt whose logits are wanted besides, for
+    prompt_logprobs; those before the last."""
 
     request: Request
     start: int
     num_tokens: int
     draws: bool
+    scores: range = range(0)
+
+    @property
+    def num_logits_rows(self) -> int:
+        """First those of ``scores``, then the one that draws."""
+        return len(self.scores) + self.draws
 
 
 @dataclass(frozen=True, slots=True)

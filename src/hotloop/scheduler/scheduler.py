@@ -128,6 +128,7 @@ class Scheduler:
         without a new token has failed: what the step stored for it does not enter the prefix cache.
         """
         for s in output.scheduled:
+            s.request.num_scored_tokens += len(s.scores)
             self._advance(s.request, s.start + s.num_tokens, tokens, finished)
             if s.num_tokens > 1:
                 self._prospects_changed()  # the prefix cache knows more of a prompt
@@ -269,7 +270,9 @@ class Scheduler:
         if self._running and entry.tried_at == self._epoch:
             return None
         request = entry.request
-        hit = self.kv_cache.match_prefix(request.token_ids(0, request.num_tokens), request.cache_salt)
+        hit = None
+        if not request.wants_scores:  # a prefix that is there already has no logits
+            hit = self.kv_cache.match_prefix(request.token_ids(0, request.num_tokens), request.cache_salt)
         missing = self.kv_cache.num_missing_after(hit, request.num_tokens, self.limits.max_num_batched_tokens)
         if self._running and (
             missing + len(self._running) > free or self._is_being_computed(request, hit.num_tokens if hit else 0)
@@ -286,7 +289,7 @@ class Scheduler:
 
     def _is_being_computed(self, request: Request, num_hit_tokens: int) -> bool:
         """Whether a running request is computing a good part of this one's beginning, and is not yet through with it."""
-        if not self.kv_cache.prefix_caching:
+        if not self.kv_cache.prefix_caching or request.wants_scores:
             return False
         for entry in self._running:
             other = entry.request
@@ -312,7 +315,19 @@ class Scheduler:
             needs = [shares[i] for i in prefills]
             for i, share in zip(prefills, self.policies.prefill_share.share(budget, needs), strict=True):
                 shares[i] = share
+            self._limit_scores(shares, prefills)
         return shares
+
+    def _limit_scores(self, shares: list[int], prefills: Sequence[int]) -> None:
+        """A step has max_num_seqs rows of logits: one for each running request, the others for prompts that want scores."""
+        spare = self.limits.max_num_seqs - len(self._running)
+        for i in prefills:
+            request = self._running[i].request
+            if request.wants_scores:
+                unscored = max(0, shares[i] - max(0, request.num_scored_tokens - request.num_computed_tokens))
+                excess = max(0, unscored - 1 - spare)
+                shares[i] -= excess
+                spare -= max(0, unscored - excess - 1)
 
     def _allocate(self, shares: list[int]) -> tuple[list[ScheduledRequest], tuple[RequestId, ...]]:
         """Blocks for the step, in order: one that is short of them takes those of a later one, and the last one waits."""
@@ -327,7 +342,10 @@ class Scheduler:
             while count and not allocate(request.request_id, start + count):
                 count //= 2
             if count:
-                scheduled = ScheduledRequest(request, start, count, start + count == request.num_tokens)
+                end = start + count
+                scheduled = ScheduledRequest(
+                    request, start, count, end == request.num_tokens, _scores(request, start, end)
+                )
                 (singles if count == 1 else chunks).append(scheduled)
             elif shares[i] and i + 1 < len(running):
                 later = i + 1 + self.policies.victim.choose([entry.request for entry in running[i + 1 :]])
@@ -386,3 +404,10 @@ class Scheduler:
         if not self._entries:
             assert self.kv_cache.num_free_blocks == self.kv_cache.num_blocks
             assert not len(self._deadlines)
+
+
+def _scores(request: Request, start: int, end: int) -> range:
+    """Which of the positions [start, end) are to be scored: not those before, and not the last, which draws."""
+    if not request.wants_scores:
+        return range(0)
+    return range(max(start, request.num_scored_tokens), min(end, len(request.prompt_token_ids) - 1))

@@ -183,3 +183,14 @@ def test_ids_in_use_are_a_bug_of_the_caller() -> None:
     journal = journal_of("a")
     with pytest.raises(AssertionError):
         journal.add([replace(request("a"))])
+
+
+def test_what_the_output_ids_do_not_tell_goes_along() -> None:
+    journal = Journal()
+    journal.add([request("a")])
+    journal.hand_out(0.0)
+    for token_id, mu in ((7, 3.5), (8, 3.25)):
+        journal.take([TokenDelta(RequestId("a"), (token_id,), (), None, mirostat_mu=mu)])
+    journal.engine_ended()
+    (again,) = journal.hand_out(1.0)
+    assert (again.output_token_ids, again.mirostat_mu) == ([7, 8], 3.25)

@@ -45,14 +45,15 @@ def values(request: Request) -> Mapping[str, Any]:
     stop=st.none() | st.text(min_size=1).filter(lambda s: s.isprintable()) | st.lists(st.just("ab"), max_size=3),
     salt=st.text(st.characters(exclude_categories=["Cs"])),
     deadline_s=st.none() | TIMES,
+    mu=st.none() | TIMES,
 )
 def test_requests(
-    ids: list[int], output: list[int], seed: int, salt: str, deadline_s: float | None, **params: Any
+    ids: list[int], output: list[int], seed: int, salt: str, deadline_s: float | None, mu: float | None, **params: Any
 ) -> None:
-    params["logit_bias"] = params.pop("bias")
+    params |= {"logit_bias": params.pop("bias"), "bad_words": ["x"], "allowed_token_ids": [3], "mirostat": 2}
     request = Request(
         RequestId("a"), ids, SamplingParams(**params), seed, 10, frozenset(ids), 1.5, output, 3, 2, -1, deadline_s, salt,
-        RequestId("b"),
+        RequestId("b"), bad_word_ids=((1, 2), (3,)), dry_breakers=(((1, 2), ()), ((3,), (4, 5))), mirostat_mu=mu,
     )  # fmt: skip
     message = decode_command(encode(Add([request])))
     assert isinstance(message, Add)
@@ -79,6 +80,10 @@ def test_steps(top: list[tuple[int, float]], times: list[float], logprob: float)
     deltas = [
         TokenDelta(RequestId("a"), (7, 8), (TokenLogprobs(7, logprob, 1, tuple(top)),), "stop", None, timeline),
         TokenDelta(RequestId("b"), (), (), None, "an error", None, "deadline"),
+        TokenDelta(
+            RequestId("c"), (9,), (), None, None, timeline, mirostat_mu=logprob,
+            prompt_logprobs=(TokenLogprobs(7, logprob, 2, tuple(top)), TokenLogprobs(8, 0.0, 1, ())),
+        ),
     ]
     record = StepRecord(*times[:6], 1, 2, 3, 4, 5, 2**40, 2**41)
     for report in (StepReport(record, 1, 2, 3, 4, 5, 6), StepReport(None, 0, 0, 4, 4, 0, 0)):
