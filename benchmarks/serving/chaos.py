@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -148,46 +149,51 @@ class Chaos:
         stream.last_s = now_s
 
     async def disturb(self, signals: list[signal.Signals]) -> None:
-        """One after the other, at random moments at which every open stream has had a chunk since the last one."""
+        """One after the other, at random moments after the engine gave every open stream a chunk."""
+        last_pid = 0
         for number in signals:
-            await self._progress()
-            await asyncio.sleep(self.rng.random())
-            await self._progress()
-            try:
-                pid = self._engine_pid()
-                self.disturbances.append(Disturbance(number, time.perf_counter()))
-                os.kill(pid, number)
-            except (ValueError, ProcessLookupError) as error:
-                self.fail(f"no engine process: {error}")
-                return
+            is_at_work = False
+            while not is_at_work:
+                pid = await self._progress(last_pid)
+                await asyncio.sleep(self.rng.random())
+                is_at_work = any(stream.is_open for stream in self.streams)
+            self.disturbances.append(Disturbance(number, time.perf_counter()))
+            os.kill(pid, number)
+            last_pid = pid
             print(f"{number.name} {len(self.disturbances)}", file=sys.stderr)
+        await self._progress(last_pid)
 
-    async def _progress(self) -> None:
-        since_s = self.disturbances[-1].at_s if self.disturbances else 0.0
+    async def _progress(self, last_pid: int) -> int:
+        """Wait for another engine process than the last one, and for a chunk from it for every open stream."""
+        while (pid := self._engine_pid()) in (None, last_pid):
+            await asyncio.sleep(0.005)
+        since_s = time.perf_counter()
         while True:
             open_ = [stream for stream in self.streams if stream.is_open]
             if open_ and all(stream.last_s > since_s for stream in open_):
-                return
+                return pid
             await asyncio.sleep(0.005)
 
-    def _engine_pid(self) -> int:
-        children = Path(f"/proc/{self.server_pid}/task").glob("*/children")
-        pids = [int(pid) for file in children for pid in file.read_text().split()]
-        (engine,) = [pid for pid in pids if b"hotloop.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return engine
+    def _engine_pid(self) -> int | None:
+        for children in Path(f"/proc/{self.server_pid}/task").glob("*/children"):
+            for pid in children.read_text().split():
+                with contextlib.suppress(OSError):  # gone just now
+                    if b"hotloop.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        return int(pid)
+        return None
 
 
 async def run(chaos: Chaos, signals: list[signal.Signals]) -> None:
     expected = await chaos.round()
-    for again in (await chaos.round(), expected):
-        if again != expected:
-            chaos.fail("two undisturbed runs differ")
+    if await chaos.round() != expected:
+        chaos.fail("two undisturbed runs differ")
     disturbing = asyncio.create_task(chaos.disturb(signals))
     while not disturbing.done() and not chaos.failures:
         for index, (got, wanted) in enumerate(zip(await chaos.round(), expected, strict=True)):
             if got != wanted:
                 chaos.fail(f"stream {index} differs")
-    disturbing.cancel()
+    if not disturbing.cancel():
+        disturbing.result()  # or what it raised
     async with Exchange(chaos.port, get("/health")) as exchange:
         if exchange.status != 200:
             chaos.fail(f"/health is {exchange.status} afterwards")

@@ -20,7 +20,7 @@ from engine.faulty_worker import KILLS_AT_ONCE, KILLS_LATER, TALKS_NONSENSE
 from engine.jobs import Job, params_of
 from engine.processes import Answer, bits, engine_process, requests_of, run, undisturbed
 from hotloop import AsyncLLM, SamplingParams
-from hotloop.engine import supervisor
+from hotloop.engine import starts
 from hotloop.engine.loading import ConnectedEngine
 from hotloop.engine.serving import start_engine_process
 from hotloop.engine.supervisor import SupervisedClient
@@ -109,7 +109,6 @@ def test_a_request_that_kills_the_engine_fails_alone(model: Path, fault: int) ->
         assert bits(got) == expected
         assert [c.error_kind for c in culprits] == ["engine_dead"] * 2
         assert all((len(c.token_ids) > 20) == (fault == KILLS_LATER) for c in culprits)
-        assert client.num_restarts <= 4 + 2 * len(culprits)
         assert bits(run(client, requests_of(inputs, jobs))) == expected  # and it serves on
         assert client.num_live == 0
 
@@ -201,8 +200,8 @@ def test_the_observer_sees_every_token_once(model: Path) -> None:
 
 def test_an_engine_that_does_not_start_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is another one: answers must not be mixed of two models. Requests fail; once it is back, all is well."""
-    monkeypatch.setattr(supervisor, "_RETRY_DELAYS_S", (0.01, 0.02))
-    monkeypatch.setattr(supervisor, "_LATER_RETRY_DELAY_S", 0.1)
+    monkeypatch.setattr(starts, "_RETRY_DELAYS_S", (0.01, 0.02))
+    monkeypatch.setattr(starts, "_LATER_RETRY_DELAY_S", 0.1)
     path = tmp_path / "m.gguf"
     path.write_bytes(model.read_bytes())
     jobs = mixed_jobs(2)
@@ -228,7 +227,7 @@ def test_an_engine_that_does_not_start_again(model: Path, tmp_path: Path, monkey
 
 
 def test_requests_are_told_when_no_start_succeeds(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_RETRY_DELAYS_S", (0.01, 0.01))
+    monkeypatch.setattr(starts, "_RETRY_DELAYS_S", (0.01, 0.01))
 
     def meanwhile(num_tokens: int, answers: dict[RequestId, Answer]) -> None:
         if num_tokens > 20 and client.num_restarts == 0:
@@ -244,7 +243,7 @@ def test_requests_are_told_when_no_start_succeeds(model: Path, monkeypatch: pyte
 
 
 def test_a_process_that_can_not_be_made_is_tried_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_RETRY_DELAYS_S", (0.01, 0.01))
+    monkeypatch.setattr(starts, "_RETRY_DELAYS_S", (0.01, 0.01))
     jobs = mixed_jobs(2)
     refusals = ["fork", "fork"]
     popen = subprocess.Popen
@@ -267,8 +266,7 @@ def test_a_process_that_can_not_be_made_is_tried_again(model: Path, monkeypatch:
 
 
 def test_a_start_that_hangs_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_LEAST_START_LIMIT_S", 0.1)
-    monkeypatch.setattr(supervisor, "_STEPS_OF_PATIENCE", 0.1)
+    monkeypatch.setattr(starts, "_LEAST_LIMIT_S", 0.1)
     jobs = mixed_jobs(2)
     stopped: set[int] = set()
 
@@ -279,10 +277,8 @@ def test_a_start_that_hangs_is_given_up(model: Path, monkeypatch: pytest.MonkeyP
                 client.poll()
             stopped.add(client.pid)
             kill(client, signal.SIGSTOP)
-            monkeypatch.undo()
-            monkeypatch.setattr(supervisor, "_LEAST_START_LIMIT_S", 0.5)
 
-    with engine_process(model, watchdog_s=60) as (client, inputs):
+    with engine_process(model, watchdog_s=1) as (client, inputs):
         assert bits(run(client, requests_of(inputs, jobs), meanwhile)) == undisturbed(model, jobs)
         assert stopped
         assert client.pid not in stopped

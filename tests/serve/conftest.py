@@ -47,20 +47,23 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def scripted_path(home: Path) -> Path:
-    return home / "scripted.gguf"
+def scripted_model(home: Path) -> tuple[Path, list[int]]:
+    """The file, and the token that starts each script."""
+    path = home / "scripted.gguf"
+    return path, write_scripted_model(path, list(SCRIPTS.values()), context_length=40_000)
 
 
 @pytest.fixture(scope="session")
-def script_prompts(scripted_path: Path) -> Mapping[str, list[int]]:
-    starts = write_scripted_model(scripted_path, list(SCRIPTS.values()), context_length=40_000)
-    return {name: [start] for name, start in zip(SCRIPTS, starts, strict=True)}
+def scripted_path(scripted_model: tuple[Path, list[int]]) -> Path:
+    return scripted_model[0]
 
 
 @pytest.fixture(scope="session")
-def scripted(home: Path, scripted_path: Path, script_prompts: Mapping[str, list[int]]) -> Iterator[Scripted]:
-    with ServerProcess(scripted_path, "--served-model-name", "scripted", home=home) as server:
-        yield Scripted(server, script_prompts)
+def scripted(home: Path, scripted_model: tuple[Path, list[int]]) -> Iterator[Scripted]:
+    path, starts = scripted_model
+    prompts = {name: [start] for name, start in zip(SCRIPTS, starts, strict=True)}
+    with ServerProcess(path, "--served-model-name", "scripted", home=home) as server:
+        yield Scripted(server, prompts)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ BODY = {"prompt": "abc", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture(scope="module")
-def guarded(home: Path, scripted_path: Path, script_prompts: object) -> Iterator[ServerProcess]:
+def guarded(home: Path, scripted_path: Path) -> Iterator[ServerProcess]:
     keys = home / "keys"
     keys.write_text(f"# of the tests\n\n{KEY}-file\n")
     options = ["--api-key", KEY, "--api-key", f"{KEY}-2", "--api-key-file", str(keys)]

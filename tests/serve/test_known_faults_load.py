@@ -1,4 +1,7 @@
-"""Known faults of load, cancellation, health, overload and shutdown, against a live `hotloop serve`."""
+"""Known faults of load, cancellation and health, against a live `hotloop serve`.
+
+Overload, turns of keys, stalls and shutdown: tests/server/test_overload.py and test_drain.py.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.conftest import Scripted
-from server.serving import DONE, Event, ServerProcess, choices, finish_reasons, stream, streaming, text_of
+from server.serving import DONE, Event, ServerProcess, streaming, text_of
 
 COMPLETIONS = "/v1/completions"
 ALPHABET = {"prompt": "abc", "temperature": 0}
@@ -42,7 +45,7 @@ def metrics(client: httpx.Client) -> dict[str, float]:
     return sums
 
 
-def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, f"never: {what}"
@@ -55,10 +58,10 @@ def assert_idle(client: httpx.Client) -> None:
     eventually(lambda: not any(metrics(client)[name] for name in gauges), "an idle engine")
 
 
-@pytest.fixture
-def small(home: Path, scripted_path: Path, script_prompts: Mapping[str, list[int]]) -> Iterator[ServerProcess]:
-    """Two requests at a time, little room, and a short queue."""
-    options = ["--max-num-seqs", "2", "--max-queued-requests", "8", "--watchdog-s", "3", "--drain-timeout-s", "10"]
+@pytest.fixture(scope="module")
+def small(home: Path, scripted_path: Path) -> Iterator[ServerProcess]:
+    """Two requests at a time and a short queue."""
+    options = ["--max-num-seqs", "2", "--max-queued-requests", "8"]
     with ServerProcess(scripted_path, *options, home=home) as server:
         yield server
 
@@ -82,19 +85,6 @@ def eventually_waiting(client: httpx.Client, count: int) -> None:
     eventually(lambda: metrics(client)["hotloop:num_requests_waiting"] == count, f"{count} requests wait")
 
 
-def test_who_leaves_ends_nobody_else(home: Path, scripted_path: Path, script_prompts: object) -> None:  # known fault B83
-    with ServerProcess(scripted_path, "--max-num-seqs", "1", home=home) as server, server.client() as client:
-        with begun(server, {**ALPHABET, "max_tokens": 10_000}) as events:
-            with ThreadPoolExecutor(3) as pool:  # one waits in the engine, two for their turn
-                leavers = [pool.submit(client.post, COMPLETIONS, json=ENDLESS, timeout=2) for _ in range(3)]
-                assert all(isinstance(leaver.exception(), httpx.ReadTimeout) for leaver in leavers)
-            *rest, end = events
-        assert end is DONE
-        assert finish_reasons(rest) == ["length"]
-        assert text_of(rest) == alphabet(10_000)
-        assert_idle(client)
-
-
 def test_a_stream_that_is_left_ends_in_the_engine(small: ServerProcess) -> None:  # known faults B52, B83
     with small.client() as client:
         for _ in range(3):
@@ -106,8 +96,7 @@ def test_a_stream_that_is_left_ends_in_the_engine(small: ServerProcess) -> None:
         assert metrics(client)["hotloop:generation_tokens_total"] == before
 
 
-def test_disconnects_while_blocks_are_short(home: Path, scripted_path: Path, script_prompts: object) -> None:
-    # known faults B50, B52, B81, B115
+def test_disconnects_while_blocks_are_short(home: Path, scripted_path: Path) -> None:  # known faults B52, B81, B115
     options = ["--max-num-seqs", "8", "--kv-cache-memory-bytes", str(60 * 16 * 2 * 32 * 2), "--max-model-len", "600"]
     with ServerProcess(scripted_path, *options, home=home) as server, server.client() as client:
         seen: list[dict[str, float]] = []
@@ -140,28 +129,6 @@ def test_disconnects_while_blocks_are_short(home: Path, scripted_path: Path, scr
             if name.endswith(("_total", "_count", "_sum", "_bucket")):
                 values = [sample[name] for sample in seen if name in sample]
                 assert values == sorted(values), name
-        response = client.post(COMPLETIONS, json={"prompt": "abc", "max_tokens": 597})  # more than the pool: cut or refused
-        assert response.status_code in (200, 400)
-        assert client.get("/health").status_code == 200
-
-
-def test_a_full_queue_says_so_at_once(small: ServerProcess) -> None:  # known fault B85
-    body = {**ALPHABET, "max_tokens": 100}
-    with small.client() as client, ThreadPoolExecutor(60) as pool:
-        with two_running(small):
-            futures = [pool.submit(client.post, COMPLETIONS, json=body) for _ in range(60)]
-            # One is in the engine beside those that run, and eight wait for their turn.
-            eventually(lambda: sum(future.done() for future in futures) == 51, "51 of 60 are refused")
-            refused = [future.result() for future in futures if future.done()]
-        accepted = [answer for answer in (future.result() for future in futures) if answer not in refused]
-    assert all(answer.status_code == 200 for answer in accepted)
-    for answer in refused:
-        assert answer.status_code == 429
-        assert int(answer.headers["retry-after"]) >= 1
-        assert answer.json()["error"]["type"] == "rate_limit_error"
-    with small.client() as client:
-        assert metrics(client)["hotloop:requests_rejected_total"] == 51
-        assert_idle(client)
 
 
 def test_every_choice_counts_in_the_queue(small: ServerProcess) -> None:  # known fault B85
@@ -178,29 +145,6 @@ def test_every_choice_counts_in_the_queue(small: ServerProcess) -> None:  # know
                 assert ask(**fields).status_code == 429
         assert [len(future.result().json()["choices"]) for future in waiting] == [1, 5, 3]
         assert len(ask(n=9).json()["choices"]) == 9  # more than run together
-
-
-def test_keys_take_turns(home: Path, scripted_path: Path, script_prompts: object) -> None:
-    """Who has sent much waits for itself; others do not."""
-    options = ["--max-num-seqs", "1", "--api-key", "greedy", "--api-key", "modest"]
-    greedy, modest = ({"headers": {"authorization": f"Bearer {key}"}} for key in ("greedy", "modest"))
-    with ServerProcess(scripted_path, *options, home=home) as server, server.client(**greedy) as client:
-        order: list[str] = []
-
-        def use(**key: Any) -> None:
-            with server.client(**key) as own:
-                assert own.post(COMPLETIONS, json={**ALPHABET, "max_tokens": 50}).status_code == 200
-                order.append(key["headers"]["authorization"])
-
-        with ThreadPoolExecutor(11) as pool:
-            with begun(server, ENDLESS, **greedy):
-                futures = [pool.submit(use, **greedy) for _ in range(10)]
-                eventually_waiting(client, 10)
-                futures.append(pool.submit(use, **modest))
-                eventually_waiting(client, 11)
-            for future in futures:
-                future.result()
-        assert order.index("Bearer modest") < 5
 
 
 def test_a_priority_goes_first(small: ServerProcess) -> None:  # known fault B137
@@ -222,43 +166,13 @@ def test_a_priority_goes_first(small: ServerProcess) -> None:  # known fault B13
     assert order.index(-1) < 5
 
 
-def test_a_deadline_passes_in_the_queue_and_in_the_engine(small: ServerProcess) -> None:  # known fault B134
-    with small.client() as client:
-        assert client.post(COMPLETIONS, json={**ENDLESS, "timeout_s": 0.2}).status_code == 408
-        with two_running(small), ThreadPoolExecutor(1) as pool:
-            in_engine = pool.submit(client.post, COMPLETIONS, json={**ENDLESS, "timeout_s": 3})
-            eventually_waiting(client, 1)
-            assert client.post(COMPLETIONS, json={**ENDLESS, "timeout_s": 0.2}).status_code == 408
-            assert in_engine.result().status_code == 408
-        assert_idle(client)
-
-
-def test_health_of_an_engine_that_hangs(small: ServerProcess) -> None:  # known faults B78, B132
-    with small.client() as client:
-        with begun(small, {**ALPHABET, "max_tokens": 10_000}) as events:
-            assert client.get("/health").status_code == 200
-            engine = small.engine_pid()
-            os.kill(engine, signal.SIGSTOP)
-            eventually(lambda: client.get("/health").status_code == 503, "/health tells of the engine that hangs")
-            assert "step" in client.get("/health").json()["reason"]
-            assert client.get("/ready").status_code == 503
-            # Past the watchdog's limit it is replaced, and the request goes on where it was.
-            *rest, end = events
-        assert end is DONE
-        assert finish_reasons(rest) == ["length"]
-        assert text_of(rest) == alphabet(10_000)
-        assert small.engine_pid() != engine
-        eventually(lambda: client.get("/health").status_code == 200, "/health is well again")
-        assert_idle(client)
-
-
 def test_health_of_an_engine_that_dies(small: ServerProcess) -> None:  # known faults B78, B112
     with small.client() as client:
-        with begun(small, {**ALPHABET, "max_tokens": 10_000}) as events:
+        with begun(small, {**ALPHABET, "max_tokens": 3000}) as events:
             os.kill(small.engine_pid(), signal.SIGKILL)
             *rest, end = events
         assert end is DONE
-        assert text_of(rest) == alphabet(10_000)
+        assert text_of(rest) == alphabet(3000)
         eventually(lambda: client.get("/health").status_code == 200, "/health is well again")
         assert metrics(client)["hotloop:engine_restarts_total"] == 1
         assert_idle(client)
@@ -301,55 +215,6 @@ def test_a_huge_prompt_holds_up_no_stream(scripted: Scripted) -> None:  # known 
     assert max(gaps) < 1
 
 
-def test_a_signal_lets_streams_end(home: Path, scripted_path: Path, script_prompts: object) -> None:  # known fault B79
-    with ServerProcess(scripted_path, "--max-num-seqs", "1", home=home) as server, ThreadPoolExecutor(2) as pool:
-        client = server.client()
-        with begun(server, {**ALPHABET, "max_tokens": 5000}) as events:
-            queued = [pool.submit(client.post, COMPLETIONS, json={**ALPHABET, "max_tokens": 300}) for _ in range(2)]
-            eventually_waiting(client, 2)
-            server.process.send_signal(signal.SIGTERM)
-            eventually(lambda: client.get("/ready").status_code == 503, "the server drains")
-            response = client.post(COMPLETIONS, json={"prompt": "a"})
-            assert response.status_code == 503
-            assert int(response.headers["retry-after"]) >= 1
-            *rest, end = events
-        assert end is DONE
-        assert text_of(rest) == alphabet(5000)
-        assert finish_reasons(rest) == ["length"]
-        assert [future.result().json()["choices"][0]["text"] for future in queued] == [alphabet(300)] * 2
-        assert server.wait() == 0
-
-
-def test_a_signal_ends_streams_at_the_limit(home: Path, scripted_path: Path, script_prompts: object) -> None:
-    # known faults B79, B134
-    options = ["--max-num-seqs", "2", "--drain-timeout-s", "0.5"]
-    with ServerProcess(scripted_path, *options, home=home) as server, ThreadPoolExecutor(2) as pool:
-        client = server.client()
-        with begun(server, ENDLESS) as first, begun(server, ENDLESS) as second:
-            queued = [pool.submit(client.post, COMPLETIONS, json=ENDLESS) for _ in range(2)]
-            eventually_waiting(client, 2)
-            server.process.send_signal(signal.SIGTERM)
-            for events in (first, second):
-                *rest, error, end = events
-                assert end is DONE
-                assert error["error"]["message"]
-                assert all(choice["finish_reason"] is None for choice in choices(rest))
-        assert [future.result().status_code for future in queued] == [503, 503]
-        assert server.wait() == 0
-
-
-def test_a_second_signal_ends_at_once(home: Path, scripted_path: Path, script_prompts: object) -> None:  # known fault B79
-    with ServerProcess(scripted_path, "--drain-timeout-s", "600", home=home) as server:
-        with begun(server, ENDLESS):
-            engine = server.engine_pid()
-            server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-            assert server.process.poll() is None
-            server.process.send_signal(signal.SIGTERM)
-            server.wait(10)
-        eventually(lambda: not Path(f"/proc/{engine}").exists(), "the engine's process ends, too")
-
-
 def test_memory_of_both_processes_stays_flat(small: ServerProcess) -> None:  # known fault B123
     def resident_bytes() -> int:
         pids = (small.process.pid, small.engine_pid())
@@ -366,18 +231,11 @@ def test_memory_of_both_processes_stays_flat(small: ServerProcess) -> None:  # k
 
     def round_of(begin: int) -> None:
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(use, [range(begin, begin + 200), range(begin + 200, begin + 400)]))
+            list(pool.map(use, [range(begin, begin + 100), range(begin + 100, begin + 200)]))
 
     for number in range(3):
-        round_of(400 * number)
+        round_of(200 * number)
     warm = resident_bytes()
     for number in range(3, 6):
-        round_of(400 * number)
-    assert resident_bytes() - warm < 1200 * 1024
-
-
-def test_two_identical_streams_at_once(scripted: Scripted) -> None:  # known fault B111
-    with scripted.server.client() as client, ThreadPoolExecutor(2) as pool:
-        body = {"prompt": list(range(65, 97)), "max_tokens": 20, "temperature": 0}
-        first, second = pool.map(lambda _: stream(client, COMPLETIONS, body), range(2))
-        assert text_of(first) == text_of(second) != ""
+        round_of(200 * number)
+    assert resident_bytes() - warm < 600 * 1024

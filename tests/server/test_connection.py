@@ -20,13 +20,17 @@ _PIECE = b"x" * 65536
 
 
 class App:
-    """Answers /endless with bytes without end, /whole with some megabytes in one piece, other paths with a word."""
+    """Answers /endless with bytes without end, /whole with some megabytes in one piece, /silent when the client leaves, /echo
+    with the body and the number of headers, other paths with a word."""
 
     def __init__(self) -> None:
         self.num_endless = 0
         self.is_over = threading.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/silent":
+            await self._until_gone(receive)
+            self.is_over.set()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         if scope["path"] == "/endless":
             leaving = asyncio.create_task(self._until_gone(receive))
@@ -35,6 +39,12 @@ class App:
                 await send({"type": "http.response.body", "body": _PIECE, "more_body": True})
                 await asyncio.sleep(0)
             self.is_over.set()
+        elif scope["path"] == "/echo":
+            body, message = b"", await receive()
+            while message.get("more_body"):
+                body, message = body + message["body"], await receive()
+            body += message.get("body", b"") + b" %d" % len(scope["headers"])
+            await send({"type": "http.response.body", "body": body})
         else:
             body = _PIECE * 400 if scope["path"] == "/whole" else b"word"
             await send({"type": "http.response.body", "body": body})
@@ -82,14 +92,15 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def read_word(connection: socket.socket) -> bool:
-    """Whether the next answer is a whole 200."""
+def read_answer(connection: socket.socket) -> bytes:
+    """The body of the next answer, a whole 200 in one piece."""
     answer = b""
     while not answer.endswith(b"0\r\n\r\n"):
         part = connection.recv(65536)
         assert part, answer
         answer += part
-    return answer.startswith(b"HTTP/1.1 200")
+    assert answer.startswith(b"HTTP/1.1 200")
+    return answer.partition(b"\r\n\r\n")[2].split(b"\r\n")[1]
 
 
 def test_a_silent_connection_is_closed() -> None:
@@ -102,7 +113,7 @@ def test_a_slow_head_is_refused(earlier: bytes) -> None:
     with serving(Limits(60, header_timeout_s=0.4)) as (_, _, port), connect(port) as connection:
         if earlier:
             connection.sendall(earlier)
-            assert read_word(connection)
+            assert read_answer(connection)
         closed = threading.Event()
 
         def drip() -> None:
@@ -126,7 +137,7 @@ def test_empty_lines_are_no_request() -> None:
     """The HTTP parser skips them without a word."""
     with serving(Limits(60, header_timeout_s=0.3)) as (_, _, port), connect(port) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert read_word(connection)
+        assert read_answer(connection)
         connection.sendall(b"\r\n")
         assert b"HTTP/1.1 200" not in read_all(connection)
 
@@ -144,9 +155,9 @@ def test_a_large_head_that_fits_and_a_large_body_are_fine() -> None:
         head = b"POST / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 9000 + b"\r\ncontent-length: 300000\r\n\r\n"
         connection.sendall(head)
         connection.sendall(b"z" * 300_000)
-        assert read_word(connection)
+        assert read_answer(connection)
         connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")  # the body that nobody read is no head
-        assert read_word(connection)
+        assert read_answer(connection)
 
 
 def test_a_reader_that_stopped_is_dropped() -> None:
@@ -191,15 +202,92 @@ def test_answers_have_a_date() -> None:
         assert "server:" not in head
 
 
-@pytest.mark.parametrize("request_line", [b"POST", b"GET"])
-def test_an_offer_to_upgrade_is_passed_over(request_line: bytes, caplog: pytest.LogCaptureFixture) -> None:
+_OFFER = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+
+
+@pytest.mark.parametrize("num_pieces", [1, 2])
+def test_an_offer_to_upgrade_is_passed_over(num_pieces: int, caplog: pytest.LogCaptureFixture) -> None:
     """As Java's client and `curl --http2` make one with every first request."""
-    body = b"content-length: 4\r\n\r\nbody" if request_line == b"POST" else b"\r\n"
     with serving(Limits(60)) as (_, _, port), connect(port) as connection:
         for _ in range(2):
-            connection.sendall(
-                request_line + b" / HTTP/1.1\r\nhost: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
-                b"http2-settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n" + body
-            )
-            assert read_word(connection)
+            for framing, body in (
+                (b"content-length: 4\r\n", b"body"), (b"transfer-encoding: chunked\r\n", b"4\r\nbody\r\n0\r\n\r\n"),
+            ):  # fmt: skip
+                head = b"POST /echo HTTP/1.1\r\n" + _OFFER + framing + b"\r\n"
+                if num_pieces == 1:
+                    connection.sendall(head + body)
+                else:
+                    connection.sendall(head)
+                    time.sleep(0.05)
+                    connection.sendall(body)
+                assert read_answer(connection) == b"body 4"
+            connection.sendall(b"GET / HTTP/1.1\r\n" + _OFFER + b"\r\n")
+            assert read_answer(connection) == b"word"
     assert not caplog.records
+
+
+def test_many_offers_at_once() -> None:
+    with serving(Limits(60)) as (_, _, port), connect(port) as connection:
+        connection.sendall((b"GET / HTTP/1.1\r\n" + _OFFER + b"\r\n") * 400 + b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+        assert read_all(connection).count(b"word") == 401
+
+
+def test_there_are_no_tunnels() -> None:
+    with serving(Limits(60)) as (_, _, port), connect(port) as connection:
+        connection.sendall(b"CONNECT a.example:80 HTTP/1.1\r\nhost: a.example\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 400")
+
+
+def test_trailers_are_no_headers() -> None:
+    with serving(Limits(60)) as (_, _, port), connect(port) as connection:
+        head = b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        connection.sendall(head + b"4\r\nbody\r\n0\r\nauthorization: y\r\n\r\n")
+        assert read_answer(connection) == b"body 2"
+
+
+@pytest.mark.parametrize("trailers", [b"x: y\r\n", b"x: yyyyyyyy"], ids=["many", "long"])
+def test_trailers_without_end_are_refused(trailers: bytes) -> None:
+    with serving(Limits(60)) as (_, _, port), connect(port) as connection:
+        connection.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+        with pytest.raises(ConnectionError):
+            connection.sendall(trailers * 10**6)
+
+
+def test_who_leaves_is_missed_though_more_requests_were_sent_ahead() -> None:
+    with serving(Limits(60)) as (app, server, port):
+        with connect(port) as connection:
+            connection.sendall(b"GET /silent HTTP/1.1\r\nhost: x\r\n\r\n" + b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+            time.sleep(0.1)
+        assert app.is_over.wait(10)
+        deadline = time.monotonic() + 10
+        while server.server_state.connections:
+            assert time.monotonic() < deadline
+
+
+def test_requests_sent_ahead_are_answered_in_order() -> None:
+    with serving(Limits(60)) as (_, _, port), connect(port) as connection:
+        for number in range(50):
+            connection.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n%02d" % number)
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answers = read_all(connection)
+        assert [answers.index(b"%02d 2" % number) for number in range(50)] == sorted(
+            answers.index(b"%02d 2" % number) for number in range(50)
+        )
+        assert answers.count(b"word") == 1
+
+
+def test_only_so_much_is_taken_ahead() -> None:
+    with serving(Limits(60)) as (app, _, port), connect(port) as connection:
+        connection.sendall(b"GET /silent HTTP/1.1\r\nhost: x\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            connection.sendall(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n" + b"z" * 10**8)
+        assert app.is_over.wait(10)
+
+
+def test_what_is_no_http_does_not_get_into_an_answer() -> None:
+    with serving(Limits(60)) as (app, _, port), connect(port) as connection:
+        connection.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert connection.recv(1024)
+        connection.sendall(b"no HTTP\r\n\r\n")
+        assert b"HTTP/1.1 400" not in read_all(connection)
+        assert app.is_over.wait(10)

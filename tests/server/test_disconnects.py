@@ -107,8 +107,8 @@ def test_a_reader_that_stops_holds_up_nobody_and_is_dropped(llm: AsyncLLM, steps
             assert stopped.recv(100)
             answer = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 100, "ignore_eos": True})
             assert answer.json()["usage"]["completion_tokens"] == 100
+            wait_until(lambda: len(steps.left) == 14)
             wait_until(lambda: 'finished_reason="abort",model_name="tiny"} 1.0' in client.get("/metrics").text)
-            assert len(steps.left) == 14
             stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             rest = b""
             while data := stopped.recv(1 << 20):

@@ -55,6 +55,7 @@ def queued(client: httpx.Client) -> float:
 
 
 def test_a_full_queue_refuses_early_and_says_until_when(home: Path, model: Path, threads: ThreadPoolExecutor) -> None:
+    # known fault B85
     limits = ["--max-num-seqs", "1", "--max-queued-requests", "8"]
     with ServerProcess(model, *limits, home=home) as server, server.client() as client:
         with streaming(client, COMPLETIONS, body(ENDLESS)) as events:
@@ -105,7 +106,7 @@ def test_keys_take_turns(home: Path, model: Path, threads: ThreadPoolExecutor) -
         assert "b" not in ended[6:]
 
 
-def test_who_leaves_or_is_late_waits_no_longer(home: Path, model: Path) -> None:
+def test_who_leaves_or_is_late_waits_no_longer(home: Path, model: Path) -> None:  # known fault B83
     with (
         ServerProcess(model, "--max-num-seqs", "1", home=home) as server,
         server.client() as client,
@@ -128,7 +129,7 @@ def test_who_leaves_or_is_late_waits_no_longer(home: Path, model: Path) -> None:
             assert behind.result().status_code == 200
 
 
-def test_an_engine_that_stands_still_shows_and_is_replaced(home: Path, model: Path) -> None:
+def test_an_engine_that_stands_still_shows_and_is_replaced(home: Path, model: Path) -> None:  # known fault B78
     with ServerProcess(model, "--watchdog-s", "3", home=home) as server, server.client() as client:
         assert client.get("/health").status_code == 200
         with streaming(client, COMPLETIONS, body(2000)) as events:

@@ -15,12 +15,12 @@ from typing import Literal
 
 import zmq
 
-from hotloop import errors
 from hotloop.config import EngineConfig
 from hotloop.engine.checks import check_request
 from hotloop.engine.client import EngineInfo, EngineObserver, observe
 from hotloop.engine.journal import Journal
 from hotloop.engine.process import EngineProcess
+from hotloop.engine.starts import PATIENCE, Starts
 from hotloop.engine.wire import Abort, Add, Logged, Ready, Refused, Report, StartFailed, StepDone
 from hotloop.errors import EngineDeadError, HotloopError
 from hotloop.request import ErrorKind, Request, RequestId, RestartReason, TokenDelta
@@ -29,11 +29,6 @@ from hotloop.telemetry.steps import StepReport
 EngineState = Literal["starting", "ready", "restarting", "failed", "closed"]
 
 _log = logging.getLogger(__name__)
-
-_STEPS_OF_PATIENCE = 4  # a step may take so many times as long as the longest so far, and a start
-_LEAST_START_LIMIT_S = 60.0
-_RETRY_DELAYS_S = (0.5, 2.0)  # after the first failed start in a row, after the second
-_LATER_RETRY_DELAY_S = 30.0  # after more: the engine counts as failed
 
 
 class SupervisedClient:
@@ -68,10 +63,8 @@ class SupervisedClient:
         self._outbox: list[TokenDelta] = []  # errors that come from no engine
         self._observed: list[tuple[StepReport, list[TokenDelta]]] = []
         self._start_error: HotloopError | None = None  # what the process that starts has said
-        self._num_failed_starts = 0  # in a row
-        self._longest_start_s = 0.0
         self._has_stepped = False  # the process there is
-        self._start_s = self.last_progress_s  # of the process there is, or of the one to come
+        self._starts = Starts(watchdog_s, self.last_progress_s)
         self._process: EngineProcess | None = self._new_process()
 
     # ---- EngineClient -----------------------------------------------------------------------------------------------
@@ -165,17 +158,17 @@ class SupervisedClient:
         with self._lock:
             if self._outbox:
                 return 0.0
-            return min(self._journal.next_deadline_s, self._start_s if self._process is None else self._patience_ends_s)
+            return min(
+                self._journal.next_deadline_s, self._starts.at_s if self._process is None else self._patience_ends_s
+            )
 
     @property
     def _patience_ends_s(self) -> float:
-        if self.state == "ready":
-            if not self._journal.num_handed_out:
-                return math.inf
-            return self.last_progress_s + max(self._watchdog_s, _STEPS_OF_PATIENCE * self.longest_step_s)
-        if self.state == "starting":  # the first time, nobody knows how long it takes
+        if self.state != "ready":
+            return self._starts.limit_s
+        if not self._journal.num_handed_out:
             return math.inf
-        return self._start_s + max(_LEAST_START_LIMIT_S, _STEPS_OF_PATIENCE * self._longest_start_s)
+        return self.last_progress_s + max(self._watchdog_s, PATIENCE * self.longest_step_s)
 
     def _wake(self) -> None:
         """A poll that waits looks again."""
@@ -208,7 +201,7 @@ class SupervisedClient:
                 return []
             process, now_s = self._process, time.perf_counter()
             if process is None:
-                if now_s >= self._start_s:
+                if now_s >= self._starts.at_s:
                     self._restart(now_s)
             elif not self._receive(process):
                 if process.has_ended:
@@ -243,7 +236,7 @@ class SupervisedClient:
                 self.last_progress_s = time.perf_counter()
                 self.longest_step_s = max(self.longest_step_s, record.overhead_s + record.forward_s)
                 self._has_stepped = True
-                self._num_failed_starts = 0
+                self._starts.stepped()
             self._hand_out()
         elif isinstance(report, Refused):
             _log.error("the engine refused requests: %s", report.message)
@@ -252,16 +245,15 @@ class SupervisedClient:
         elif isinstance(report, Logged):
             logging.getLogger(report.logger).log(report.level, "%s", report.text)
         elif isinstance(report, StartFailed):
-            self._start_error = _start_error(report)
+            self._start_error = report.error
         elif isinstance(report, Ready):
             self._ready(report.info, process)
 
     def _ready(self, info: EngineInfo, process: EngineProcess) -> None:
-        start_s = time.perf_counter() - self._start_s
+        start_s = self._starts.loaded(time.perf_counter())
         if self.state != "starting":
             _log.warning("the engine is back after %.1f s and goes on with %d requests", start_s, len(self._journal))
         process.forget_folder()
-        self._longest_start_s = max(self._longest_start_s, start_s)
         self._info, self._config = info, info.config  # nothing left open: the next one is the same
         self.state = "ready"
         self._hand_out()
@@ -289,12 +281,12 @@ class SupervisedClient:
                 return
             was_ready = self.state == "ready"
             if was_ready and (self._has_stepped or self._journal.num_handed_out):
-                self._start_s = time.perf_counter()
+                self._starts.at_s = time.perf_counter()
                 self.state = "restarting"
             else:
                 self._start_failed()
             if not was_ready:
-                _log.error("%s before the model was loaded", message)
+                _log.error("%s before the model was loaded: %s", message, self._start_error or "nobody knows why")
                 return
             _log.error("%s; %d requests wait for a new one", message, len(self._journal))
             self.num_restarts += 1
@@ -308,7 +300,7 @@ class SupervisedClient:
                 _log.exception("the observer failed")
 
     def _restart(self, now_s: float) -> None:
-        self._start_s = now_s
+        self._starts.at_s = now_s
         if _identity(self._path) != self._identity:
             _log.error("%s is not the file any more that answers were begun with; restart the server", self._path)
             self._start_failed()
@@ -320,18 +312,13 @@ class SupervisedClient:
             self._start_failed()
 
     def _start_failed(self) -> None:
-        if self._info is None:
+        if self._info is None:  # the first one: `wait_until_ready` tells
             self.state = "failed"
-            return
-        self._num_failed_starts += 1
-        if self._num_failed_starts <= len(_RETRY_DELAYS_S):
-            delay_s = _RETRY_DELAYS_S[self._num_failed_starts - 1]
+        elif self._starts.failed(time.perf_counter()):
             self.state = "restarting"
         else:
-            delay_s = _LATER_RETRY_DELAY_S
             self.state = "failed"
             self._fail_all()
-        self._start_s = time.perf_counter() + delay_s
 
     def _new_process(self) -> EngineProcess:
         self._has_stepped = False
@@ -352,11 +339,3 @@ def _identity(path: Path) -> tuple[int, int, int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _start_error(report: StartFailed) -> HotloopError:
-    """The error that the worker had, if it is one that users know."""
-    kind = getattr(errors, report.kind, None)
-    if isinstance(kind, type) and issubclass(kind, HotloopError):
-        return kind(report.message)
-    return EngineDeadError(f"the engine could not be loaded: {report.kind}: {report.message}")

@@ -11,8 +11,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from hotloop import errors
 from hotloop.config import EngineConfig
 from hotloop.engine.client import EngineInfo
+from hotloop.errors import EngineDeadError, HotloopError
 from hotloop.request import Request, RequestId, TokenDelta
 from hotloop.telemetry.steps import StepReport
 
@@ -54,10 +56,17 @@ class Ready(Message):
 
 
 class StartFailed(Message):
-    """It could not be. kind: the error's class, of `hotloop.errors` if it is one that users know."""
+    """It could not be. kind: the error's class; one that users know is in `hotloop.errors`."""
 
     kind: str
     message: str
+
+    @property
+    def error(self) -> HotloopError:
+        kind = getattr(errors, self.kind, None)
+        if isinstance(kind, type) and issubclass(kind, HotloopError):
+            return kind(self.message)
+        return EngineDeadError(f"the engine could not be loaded: {self.kind}: {self.message}")
 
 
 class StepDone(Message):

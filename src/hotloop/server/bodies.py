@@ -12,7 +12,7 @@ from hotloop.sampling_params import SamplingParams
 from hotloop.server.fields import CHAT, FIELDS_OF, MAX_INT64, Endpoint
 from hotloop.server.structure import structured_outputs
 
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
+_DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def _max_tokens(endpoint: Endpoint, given: Mapping[str, Any], default: int | Non
     elif default is not None or endpoint == CHAT:
         wanted = default
     else:
-        wanted = DEFAULT_COMPLETION_TOKENS
+        wanted = _DEFAULT_COMPLETION_TOKENS
     return wanted if limit is None else limit if wanted is None else min(wanted, limit)
 
 
