@@ -120,6 +120,8 @@ def bounded(schema: Any) -> Any:
         return [bounded(part) for part in schema]
     if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
         return schema
+    if schema.get("$ref"):
+        return {"type": "null"}
     kind = schema.get("type", ())
     ends: dict[str, Any] = {}
     if "string" in kind and "format" not in schema:
@@ -127,19 +129,20 @@ def bounded(schema: Any) -> Any:
     if kind == "string" and schema.get("format") in ("uri", "hostname", "email"):
         return {"type": "string", "maxLength": 30}
     if "integer" in kind or kind == "number":
-        ends |= {"type": ["integer", "null"] if isinstance(kind, list) else "integer", "minimum": -(10**6), "maximum": 10**6}
+        ends |= {"minimum": -(10**6), "maximum": 10**6}
+        ends["type"] = ["integer", "null"] if isinstance(kind, list) else "integer"
     if kind == "array":
         ends["maxItems"] = 2
     if kind == "object" and not schema.get("properties"):
         ends["maxProperties"] = 2
-    elif kind == "object":
+    elif kind == "object" and "allOf" not in schema:
         ends["additionalProperties"] = False
-    if schema.get("$ref"):
-        return {"type": "null"}
     return {**{key: bounded_in(key, value) for key, value in schema.items()}, **ends}
 
 
 def bounded_in(key: str, value: Any) -> Any:
+    if key == "allOf":
+        return value
     return {name: bounded(part) for name, part in value.items()} if key == "properties" else bounded(value)
 
 
@@ -148,7 +151,9 @@ def conversation(schema: dict[str, Any], index: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": ask}]
 
 
-def answer_all(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]) -> list[tuple[dict[str, Any], list[int], str, str | None]]:
+def answer_all(
+    llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]
+) -> list[tuple[dict[str, Any], list[int], str, str | None]]:
     """(schema, output ids, text, finish reason) of those that can be enforced."""
     kept: list[dict[str, Any]] = []
     params: list[SamplingParams] = []
@@ -227,7 +232,8 @@ def main() -> None:
     parser.add_argument("--sampling", type=json.loads, default={"temperature": 0}, help="fields of SamplingParams, as JSON")
     args = parser.parse_args()
     many = [bounded(schema) for schema in schemas()] if args.bounded else schemas()
-    {"schemas": run_schemas, "masks": run_masks}[args.what](LLM(args.model, max_model_len=1024), many[: args.num], args.sampling)
+    run = {"schemas": run_schemas, "masks": run_masks}[args.what]
+    run(LLM(args.model, max_model_len=1024), many[: args.num], args.sampling)
 
 
 if __name__ == "__main__":

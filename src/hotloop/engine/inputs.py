@@ -245,7 +245,7 @@ class InputProcessor:
                     "the prompt is empty and this model has no BOS token to start from; give a text"
                 )
             return prompt, ids
-        if len(prompt) >= self.max_model_len:
+        if len(prompt) >= self.max_model_len and not truncates:
             raise ContextLengthError(
                 f"the prompt has {len(prompt)} tokens and the context length is {self.max_model_len}; "
                 f"shorten the prompt or raise max_model_len"
