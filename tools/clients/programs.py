@@ -18,11 +18,14 @@ _ENCODINGS = Path(litellm.__file__).parent / "litellm_core_utils" / "tokenizers"
 _OFFLINE = {"TIKTOKEN_CACHE_DIR": str(_ENCODINGS), "HF_HUB_OFFLINE": "1"}
 
 
-def run(*command: str | Path, env: dict[str, str] | None = None, timeout_s: float = 300) -> str:
+def run(
+    *command: str | Path, env: dict[str, str] | None = None, cwd: str | None = None, timeout_s: float = 300
+) -> str:
     """The standard output of a program that must end well."""
     result = subprocess.run(
         [str(part) for part in command],
-        capture_output=True, text=True, env={**os.environ, **(env or {})}, timeout=timeout_s, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, env={**os.environ, **(env or {})}, cwd=cwd, timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
     )  # fmt: skip
     if result.returncode:
         raise AssertionError(f"exit status {result.returncode}:\n{result.stdout[-6000:]}\n{result.stderr[-3000:]}")
@@ -102,10 +105,11 @@ def schemathesis_positive(server: Server) -> str:
 
 def fuzz(server: Server, *options: str) -> str:
     """No 5xx, and only what the OpenAPI document says: statuses, content types, shapes."""
-    output = run(
-        _BIN / "schemathesis", "run", f"{server.url}/openapi.json", "--header", f"Authorization: Bearer {server.api_key}",
-        "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
-        "--seed", "1", "--suppress-health-check", "all", "--request-timeout", "60", "--no-color", "--continue-on-failure",
-        "--warnings", "off", *options, timeout_s=1200,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:  # it leaves files where it runs
+        output = run(
+            _BIN / "schemathesis", "run", f"{server.url}/openapi.json", "--header", f"Authorization: Bearer {server.api_key}",
+            "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+            "--seed", "1", "--suppress-health-check", "all", "--request-timeout", "60", "--no-color", "--continue-on-failure",
+            "--warnings", "off", *options, cwd=folder, timeout_s=1200,
+        )  # fmt: skip
     return next(line.strip() for line in output.splitlines() if " generated, " in line)
