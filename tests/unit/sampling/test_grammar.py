@@ -232,6 +232,22 @@ def test_compiled_grammars_are_kept_and_old_ones_dropped() -> None:
     assert compiler.cached(specs[-1]) is not None
 
 
+def test_a_grammar_that_many_constraints_shared_is_compiled_again() -> None:
+    """Its lexer does not grow for ever, and no answer becomes too complex by what others wrote."""
+    tokenizer = tokenizer_of("byte level")
+    compiler = GrammarCompiler(lambda: tokenizer)
+    spec = string(maxLength=50_000)
+    grammars = set()
+    for i in range(200):
+        grammar = compiler.compile(spec)
+        grammars.add(grammar)
+        constraint = grammar.start()
+        constraint.push(ord('"'))
+        for _ in range(500):
+            constraint.push(ord("a") + i % 20)
+    assert len(grammars) == 4
+
+
 def test_an_ambiguous_grammar_ends_its_request_before_it_takes_long(compiler: GrammarCompiler) -> None:
     constraint = compiler.compile(form(grammar='start: start start start | start start | "x" | "x" "x"?')).start()
 
