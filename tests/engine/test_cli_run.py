@@ -34,6 +34,21 @@ def run(environment: dict[str, str], *args: str | Path, text: str = "") -> subpr
     return subprocess.run(command(*args), input=text, capture_output=True, text=True, env=environment, timeout=120)
 
 
+def test_any_sampling_parameter_can_be_set(environment: dict[str, str], model: Path) -> None:
+    options = ("--json", "--max-tokens", "8", "--temperature", "3", "--seed", "1")
+    set_ = ("--set", "allowed_token_ids=[40, 41]", "--set", 'bad_words=["x"]', "--set", "mirostat=2")
+    result = run(environment, "run", model, "hello", *options, *set_)
+    assert result.returncode == 0, result.stderr
+    assert set(json.loads(result.stdout)["choices"][0]["token_ids"]) <= {40, 41}
+    for wrong, message in (
+        ("typical=1", "typical_p"), ("typical_p", "no JSON"), ("bad_words=x", "no JSON"), ("typical_p=2", "in (0, 1]"),
+        ("top_k=5", "once"),
+    ):  # fmt: skip
+        result = run(environment, "run", model, "hello", "--set", wrong)
+        assert result.returncode == 1
+        assert message in result.stderr
+
+
 def test_json_has_the_documented_fields(environment: dict[str, str], model: Path) -> None:
     result = run(environment, "run", model, "hello", "--json", "--max-tokens", "5", "--seed", "3")
     assert result.returncode == 0, result.stderr

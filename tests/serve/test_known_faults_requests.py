@@ -300,6 +300,7 @@ def test_hostile_texts(tiny_client: httpx.Client, text: str) -> None:  # known f
 # random, and the scripted one, whose answers end.
 HOT = {"prompt": "x y", "temperature": 1.5, "seed": 1, "max_tokens": 30, "min_tokens": 30}
 LONG = {**HOT, "temperature": 3.0, "max_tokens": 60, "min_tokens": 60}
+FEW = {**LONG, "allowed_token_ids": [65, 97, 98, 66], "dry_multiplier": 0.8, "dry_allowed_length": 1}
 CHATTING = {"messages": HI, "temperature": 0, "max_tokens": 9}
 TALKING = {"messages": HI, "temperature": 0, "max_tokens": 9, "stop": "!"}
 EFFECTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -315,6 +316,21 @@ EFFECTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "top_p": ("tiny", HOT, {"top_p": 1e-9}),
     "top_k": ("tiny", HOT, {"top_k": 1}),
     "min_p": ("tiny", HOT, {"min_p": 1.0}),
+    "typical_p": ("tiny", HOT, {"typical_p": 1e-9}),
+    "top_n_sigma": ("tiny", HOT, {"top_n_sigma": 1e-9}),
+    "xtc_probability": ("tiny", {**HOT, "xtc_threshold": 1e-4}, {"xtc_probability": 1.0}),
+    "xtc_threshold": ("tiny", {**HOT, "xtc_probability": 1.0}, {"xtc_threshold": 1e-4}),
+    "mirostat": ("tiny", {**HOT, "mirostat_tau": 0.5}, {"mirostat": 2}),
+    "mirostat_tau": ("tiny", {**HOT, "mirostat": 2}, {"mirostat_tau": 0.1}),
+    "mirostat_eta": ("tiny", {**HOT, "mirostat": 2, "mirostat_tau": 3.0}, {"mirostat_eta": 1.0}),
+    "dry_multiplier": ("tiny", {**FEW, "dry_multiplier": 0.0}, {"dry_multiplier": 100.0}),
+    "dry_base": ("tiny", FEW, {"dry_base": 100.0}),
+    "dry_allowed_length": ("tiny", FEW, {"dry_allowed_length": 20}),
+    "dry_sequence_breakers": ("tiny", FEW, {"dry_sequence_breakers": ["a", "A"]}),
+    "allowed_token_ids": ("tiny", HOT, {"allowed_token_ids": [65]}),
+    "bad_words": ("tiny", FEW, {"bad_words": ["a", "A"]}),
+    "prompt_logprobs": ("tiny", HOT, {"prompt_logprobs": 0}),
+    "logprobs_mode": ("tiny", {**HOT, "logprobs": 1}, {"logprobs_mode": "processed"}),
     "repetition_penalty": ("tiny", LONG, {"repetition_penalty": 3.0}),
     "presence_penalty": ("tiny", LONG, {"presence_penalty": 2.0}),
     "frequency_penalty": ("tiny", LONG, {"frequency_penalty": 2.0}),
@@ -391,9 +407,20 @@ def test_fields_that_are_not_offered(tiny_client: httpx.Client, name: str) -> No
         assert name in refused(tiny_client.post(CHAT, json=body))
 
 
-def test_logprobs_of_prompts_are_refused_and_not_dropped(tiny_client: httpx.Client) -> None:  # known faults B19, B21
+def test_logprobs_of_prompts(tiny_client: httpx.Client) -> None:  # known faults B19, B21
+    for _ in range(2):  # the second time from a warm cache
+        (choice,) = complete(tiny_client, prompt="x y z" * 9, echo=True, logprobs=1, prompt_logprobs=1)["choices"]
+        told, alone = choice["logprobs"], choice["prompt_logprobs"]
+        num_prompt = len(alone)
+        assert len(told["tokens"]) == num_prompt + 12
+        assert (told["token_logprobs"][0], told["top_logprobs"][0], alone[0]) == (None, None, None)
+        assert all(value <= 0 for value in told["token_logprobs"][1:])
+        for value, entry in zip(told["token_logprobs"][1:num_prompt], alone[1:], strict=True):
+            assert value in [of["logprob"] for of in entry.values()]
     for fields, name in (({"echo": True, "logprobs": 1}, "echo"), ({"prompt_logprobs": 1}, "prompt_logprobs")):
-        assert name in refused(tiny_client.post(COMPLETIONS, json={"prompt": "a", **fields}))
+        assert name in refused(tiny_client.post(COMPLETIONS, json={"prompt": "a", "stream": True, **fields}))
+    answer = strict_json(tiny_client.post(CHAT, json={"messages": HI, "max_tokens": 2, "prompt_logprobs": 0}).content)
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
 
 
 def test_numbers_are_json_whatever_is_asked_for(tiny_client: httpx.Client) -> None:  # known fault B17

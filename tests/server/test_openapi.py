@@ -65,6 +65,8 @@ def examples(schema: dict[str, Any]) -> list[Any]:
         low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
         inside = low if low is not None and "minimum" in schema else 1
         return [value for value in (inside, high) if value is not None]
+    if kind == "array" and schema.get("minItems"):
+        return [examples(schema["items"])[:1]]
     return {
         "null": [None], "boolean": [True, False], "string": ["a"],
     }[kind]  # fmt: skip

@@ -26,6 +26,7 @@ def command(
     seed: opt.Seed = None,
     max_tokens: opt.MaxTokens = opt.DEFAULT_MAX_TOKENS,
     stop: opt.Stop = None,
+    others: opt.Others = None,
     threads: opt.Threads = None,
     max_model_len: opt.MaxModelLen = None,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = 512,
@@ -37,8 +38,9 @@ def command(
 ) -> None:
     """Chat with a model. Ctrl-C stops an answer, /reset starts over, /exit or Ctrl-D leaves."""
     params = opt.sampling(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop
-    )
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop,
+        others=others,
+    )  # fmt: skip
     llm = opt.load(
         model, yes=yes, isa=isa, threads=threads, max_model_len=max_model_len, max_num_seqs=1,
         max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,

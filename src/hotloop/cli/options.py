@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +31,10 @@ Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this
 JsonSchema = Annotated[Path | None, typer.Option(help="A file with a JSON schema: the answer is JSON that it describes.")]
 Regex = Annotated[str | None, typer.Option(help="A regular expression that the whole answer matches.")]
 Grammar = Annotated[Path | None, typer.Option(help="A file with a grammar of the answer, in Lark's syntax or in GBNF.")]
+Others = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any other sampling parameter, its value in JSON. May be repeated."),
+]
 Threads = Annotated[int | None, typer.Option(help="Default: the physical cores this process may use.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Context in tokens. Default: the model's.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Requests that run together.")]
@@ -66,14 +72,28 @@ def sampling(
     seed: int | None,
     max_tokens: int,
     stop: list[str] | None,
+    others: list[str] | None,
     structured_outputs: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
+    """others: NAME=VALUE each, of what no option is for. Raises InvalidRequestError."""
+    from hotloop.errors import InvalidRequestError
     from hotloop.sampling_params import SamplingParams
 
-    return SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop,
-        structured_outputs=structured_outputs,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed, "max_tokens": max_tokens,
+        "stop": stop,
+    }  # fmt: skip
+    settable = {f.name for f in fields(SamplingParams)} - options.keys() - {"n", "structured_outputs"}
+    values: dict[str, Any] = {}
+    for text in others or ():
+        name, _, value = text.partition("=")
+        if name not in settable or name in values:
+            raise InvalidRequestError(f"--set {text}: give each of these names once: {', '.join(sorted(settable))}")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            raise InvalidRequestError(f"--set {text}: {value!r} is no JSON; texts have double quotes") from None
+    return SamplingParams(structured_outputs=structured_outputs, **options, **values)
 
 
 def structure(json_schema: Path | None, regex: str | None, grammar: Path | None) -> StructuredOutputsParams | None:

@@ -17,7 +17,8 @@ _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """model: as the request named it. messages: of a conversation; prompts: of completions, one answer set each."""
+    """model: as the request named it. messages: of a conversation; prompts: of completions, one answer set each.
+    prompt_logprobs: whether they are shown by themselves, and not only as a part of an echo."""
 
     model: str | None
     params: SamplingParams
@@ -27,6 +28,7 @@ class Body:
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
+    prompt_logprobs: bool = False
     return_token_ids: bool = False
     timeout_s: float | None = None
     priority: int = 0
@@ -67,18 +69,28 @@ def parse_body(
         "cache_salt": _typed(given, "cache_salt", str, ""),
         "truncate_prompt_tokens": _integer(given, "truncate_prompt_tokens", 1, MAX_INT64),
     }
+    sampling |= {"max_tokens": max_tokens, "prompt_logprobs": given.get("prompt_logprobs")}
+    common["prompt_logprobs"] = "prompt_logprobs" in given
     if endpoint == CHAT:
-        params = SamplingParams(**sampling, max_tokens=max_tokens, logprobs=_chat_logprobs(given))
+        params = SamplingParams(**sampling, logprobs=_chat_logprobs(given))
+        _check_prompt_logprobs(params, given)
         if "messages" not in given:
             raise InvalidRequestError("messages is missing; give a list of messages")
         return Body(params=params, messages=given["messages"], prompts=(), **common)
-    params = SamplingParams(**sampling, max_tokens=max_tokens, logprobs=given.get("logprobs"))
+    echo = _typed(given, "echo", bool, False)
+    if echo and sampling["prompt_logprobs"] is None:
+        sampling["prompt_logprobs"] = given.get("logprobs")
+    params = SamplingParams(**sampling, logprobs=given.get("logprobs"))
+    _check_prompt_logprobs(params, given)
     if "prompt" not in given:
         raise InvalidRequestError("prompt is missing; give a text, token ids, or a list of them")
-    echo = _typed(given, "echo", bool, False)
-    if echo and params.logprobs is not None:
-        raise InvalidRequestError("echo together with logprobs is not offered: prompts have no logprobs here; leave one out")
     return Body(params=params, messages=None, prompts=_prompts(given["prompt"]), echo=echo, **common)
+
+
+def _check_prompt_logprobs(params: SamplingParams, given: Mapping[str, Any]) -> None:
+    if params.prompt_logprobs is not None and given.get("stream"):
+        name = "prompt_logprobs" if "prompt_logprobs" in given else "echo together with logprobs"
+        raise InvalidRequestError(f"{name} is not offered in streams, which begin before they are known; leave stream out")
 
 
 def _check_fields(endpoint: Endpoint, given: Mapping[str, Any], live: bool) -> None:

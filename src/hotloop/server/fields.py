@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hotloop.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_STRINGS
+from hotloop.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_SEQUENCE_BREAKERS,
+    MAX_STOP_STRINGS,
+    MAX_WORD_CHARACTERS,
+)
 from hotloop.server.structure import RESPONSE_FORMAT_SCHEMA, STRUCTURED_OUTPUTS_SCHEMA
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
@@ -64,6 +72,11 @@ def _range(low: float, high: float) -> Schema:
     return {"type": "number", "minimum": low, "maximum": high}
 
 
+def _words(most: int) -> Schema:
+    word = {"type": "string", "minLength": 1, "maxLength": MAX_WORD_CHARACTERS}
+    return {"type": "array", "items": word, "maxItems": most}
+
+
 FIELDS: tuple[Field, ...] = (
     Field("model", "Name of the served model; left out, it is that one.", _TEXT, "used"),
     Field("messages", "The conversation, rendered by the model's chat template.",
@@ -78,7 +91,11 @@ FIELDS: tuple[Field, ...] = (
           {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}, "used", (CHAT,)),
     Field("logprobs", "Each token comes with its logprob and so many of the top ones.",
           {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}, "used", (COMPLETIONS,)),
-    Field("echo", "Whether a choice begins with the prompt; not together with logprobs.", _BOOLEAN, "used", (COMPLETIONS,)),
+    Field("prompt_logprobs", "The prompt's tokens come with their logprobs and so many of the top ones; not in streams.",
+          {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}, "used"),
+    Field("logprobs_mode", "raw: logprobs are before any processing. processed: of what the token was drawn from.",
+          {"enum": ["raw", "processed"]}, "sampling"),
+    Field("echo", "Whether a choice begins with the prompt; with logprobs, not in streams.", _BOOLEAN, "used", (COMPLETIONS,)),
     Field("temperature", "0 is greedy. Default: the model's recommendation, else 1.",
           {"type": "number", "minimum": 0}, "sampling"),
     Field("top_p", "Keep the smallest set of tokens with this mass.",
@@ -86,10 +103,27 @@ FIELDS: tuple[Field, ...] = (
     Field("top_k", "Keep the so many most probable tokens; 0 and -1 are off.",
           {"type": "integer", "minimum": -1, "maximum": MAX_INT64}, "sampling"),
     Field("min_p", "Keep tokens with at least this share of the top one's probability.", _range(0, 1), "sampling"),
+    Field("typical_p", "Keep the tokens of the most usual surprise with this mass.",
+          {"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "sampling"),
+    Field("top_n_sigma", "Keep tokens this many standard deviations of the logits below the top one; 0 and -1 are off.",
+          {"anyOf": [{"type": "number", "minimum": 0}, {"const": -1}]}, "sampling"),
+    Field("xtc_probability", "How often the top choices are excluded; 0 is off.", _range(0, 1), "sampling"),
+    Field("xtc_threshold", "The share that makes a token a top choice.", _range(0, 1), "sampling"),
+    Field("mirostat", "2: instead of the filters, a cut that follows the surprise of what was drawn; 0 is off.",
+          {"enum": [0, 2]}, "sampling"),
+    Field("mirostat_tau", "The surprise it aims at, in bits.", _range(0, 100), "sampling"),
+    Field("mirostat_eta", "How fast it follows.", _range(0, 1), "sampling"),
     Field("repetition_penalty", "Divides the logits of tokens of prompt and output; 1 is off.",
           {"type": "number", "exclusiveMinimum": 0}, "sampling"),
     Field("presence_penalty", "Taken from the logits of tokens in the output, once.", _range(-2, 2), "sampling"),
     Field("frequency_penalty", "Taken from the logits of tokens in the output, per occurrence.", _range(-2, 2), "sampling"),
+    Field("dry_multiplier", "Taken from the logits of tokens that would go on repeating a sequence, times dry_base to the power"
+          " of what its length exceeds dry_allowed_length by; 0 is off.", _range(0, 1e6), "sampling"),
+    Field("dry_base", "See dry_multiplier.", _range(1, 1e6), "sampling"),
+    Field("dry_allowed_length", "See dry_multiplier.", _COUNT, "sampling"),
+    Field("dry_sequence_breakers", "Texts over which no repetition reaches.", _words(MAX_SEQUENCE_BREAKERS), "sampling"),
+    Field("allowed_token_ids", "Nothing else is drawn.", {**_TOKEN_IDS, "minItems": 1}, "sampling"),
+    Field("bad_words", "Texts whose tokens are not drawn in a row.", _words(MAX_BAD_WORDS), "sampling"),
     Field("logit_bias", "Token id (as a text) to what is added to its logit.",
           {"type": "object", "additionalProperties": _range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)}, "sampling"),
     Field("n", "Answers to each prompt.", {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES}, "sampling"),

@@ -11,7 +11,7 @@ from hotloop.request import CompletionOutput, Logprob, RequestOutput
 from hotloop.server.bodies import Body
 from hotloop.text.tokenizer import Tokenizer
 
-Entry = dict[int, Logprob]  # of one drawn token, which comes first
+Entry = dict[int, Logprob]  # of one token, which comes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ def chat_response(head: Head, output: RequestOutput, body: Body, tokenizer: Toke
         logprobs = None if choice.logprobs is None else chat_logprobs(choice.token_ids, choice.logprobs, num_top, tokenizer)
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         choices.append({"index": choice.index, "message": message, "logprobs": logprobs} | _end(choice, body))
-    return _response(head, "chat.completion", [output], choices)
+    response = _response(head, "chat.completion", [output], choices)
+    return response | {"prompt_logprobs": _prompt_logprobs(output)} if body.prompt_logprobs else response
 
 
 def completion_response(
@@ -47,14 +48,18 @@ def completion_response(
     choices: list[dict[str, Any]] = []
     for output in outputs:
         prefix = prompt_text(output.prompt, output.prompt_token_ids, tokenizer) if body.echo else ""
+        prompt_logprobs = {"prompt_logprobs": _prompt_logprobs(output)} if body.prompt_logprobs else {}
         for choice in output.outputs:
-            logprobs = (
-                None if choice.logprobs is None
-                else completion_logprobs(choice.token_ids, choice.logprobs, num_top, tokenizer, 0)
-            )  # fmt: skip
+            logprobs = None
+            if choice.logprobs is not None:
+                token_ids, entries = choice.token_ids, list[Entry | None](choice.logprobs)
+                if body.echo and output.prompt_logprobs is not None:
+                    token_ids, entries = output.prompt_token_ids + token_ids, output.prompt_logprobs + entries
+                logprobs = completion_logprobs(token_ids, entries, num_top, tokenizer, 0)
             choices.append(
-                {"index": len(choices), "text": prefix + choice.text, "logprobs": logprobs} | _end(choice, body)
-            )
+                {"index": len(choices), "text": prefix + choice.text, "logprobs": logprobs}
+                | prompt_logprobs | _end(choice, body)
+            )  # fmt: skip
     return _response(head, "text_completion", outputs, choices)
 
 
@@ -131,6 +136,20 @@ def _response(
     }
 
 
+def _prompt_logprobs(output: RequestOutput) -> list[dict[int, dict[str, Any]] | None] | None:
+    """In vLLM's shape: per token of the prompt, token id to logprob, null for the first."""
+    if output.prompt_logprobs is None:
+        return None
+    return [
+        None if entry is None
+        else {
+            token_id: {"logprob": _finite(value.logprob), "rank": value.rank, "decoded_token": value.decoded_token}
+            for token_id, value in entry.items()
+        }
+        for entry in output.prompt_logprobs
+    ]  # fmt: skip
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -157,18 +176,23 @@ def chat_logprobs(
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], entries: Sequence[Entry], num_top: int, tokenizer: Tokenizer, offset: int
+    token_ids: Sequence[int], entries: Sequence[Entry | None], num_top: int, tokenizer: Tokenizer, offset: int
 ) -> dict[str, Any]:
-    """The ``logprobs`` of a completion choice or chunk. offset: characters of the choice's tokens before these."""
-    texts = [entry[i].decoded_token for i, entry in zip(token_ids, entries, strict=True)]
+    """The ``logprobs`` of a completion choice or chunk; the first token of a prompt has none. offset: characters of the
+    choice's tokens before these."""
+    texts = [tokenizer.token_bytes(token_id).decode("utf-8", "replace") for token_id in token_ids]
     offsets = []
     for text in texts:
         offsets.append(offset)
         offset += len(text)
-    top = [{v.decoded_token: _finite(v.logprob) for _, v in _top(entry, num_top)} for entry in entries]
+    own = zip(token_ids, entries, strict=True)
+    tops = [
+        None if entry is None else {v.decoded_token: _finite(v.logprob) for _, v in _top(entry, num_top)}
+        for entry in entries
+    ]  # fmt: skip
     return {
         "tokens": texts,
-        "token_logprobs": [_finite(entry[i].logprob) for i, entry in zip(token_ids, entries, strict=True)],
-        "top_logprobs": top if num_top else None,
+        "token_logprobs": [None if entry is None else _finite(entry[i].logprob) for i, entry in own],
+        "top_logprobs": tops if num_top else None,
         "text_offset": offsets,
     }

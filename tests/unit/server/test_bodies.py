@@ -119,7 +119,9 @@ def test_what_a_chat_body_may_not_hold(fields: dict[str, Any], message: str) -> 
     ("fields", "message"),
     [
         ({"prompt": None}, "prompt is missing"), ({"prompt": []}, "prompt is"), ({"echo": 1}, "echo is 1"),
-        ({"echo": True, "logprobs": 1}, "echo together with logprobs"), ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "echo together with logprobs is not offered in streams"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs is not offered in streams"),
+        ({"prompt_logprobs": True}, "prompt_logprobs is True"), ({"mirostat": 2, "top_k": 5}, "top_k is 5"),
     ],
 )  # fmt: skip
 def test_what_a_completion_body_may_not_hold(fields: dict[str, Any], message: str) -> None:  # known faults B19, B21
@@ -143,6 +145,9 @@ def test_what_only_a_server_does() -> None:
     assert (body.stream, body.include_usage, body.continuous_usage, body.return_token_ids) == (True,) * 4
     assert (body.timeout_s, body.priority, body.cache_salt) == (5.0, -1, "a")
     assert completion(echo=True).echo
+    assert completion(echo=True).params.prompt_logprobs is None
+    assert completion(echo=True, logprobs=3).params.prompt_logprobs == 3
+    assert completion(echo=True, logprobs=3, prompt_logprobs=0).params.prompt_logprobs == 0
     for field, value in {"stream": True, "timeout_s": 5, "priority": 0, "cache_salt": "a"}.items():
         with pytest.raises(InvalidRequestError, match=f"{field} is .* only a server"):
             parse_body(CHAT, {"messages": MESSAGES, field: value}, live=False)
