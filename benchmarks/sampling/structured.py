@@ -22,12 +22,13 @@ from hotloop.sampling.grammar import GrammarCompiler
 
 NUM_SCHEMAS = 200
 WORDS = [
-    "name", "id", "title", "email", "address", "city", "country", "age", "price", "quantity", "status", "tags", "items", "created",
-    "owner", "description", "score", "rating", "category", "sku", "color", "size", "weight", "currency", "phone", "website", "notes",
-    "active", "verified", "language", "genre", "author", "isbn", "pages", "year",
+    "name", "id", "title", "email", "address", "city", "country", "age", "price", "quantity", "status", "tags", "items",
+    "created", "owner", "description", "score", "rating", "category", "sku", "color", "size", "weight", "currency", "phone",
+    "website", "notes", "active", "verified", "language", "genre", "author", "isbn", "pages", "year",
 ]  # fmt: skip
 TEXTS = [
-    "red", "green", "blue", "draft", "published", "こんにちは", "naïve café", "Größe", "да", "emoji 😀", "a/b", 'quote "x"', "1.0",
+    "red", "green", "blue", "draft", "published", "こんにちは", "naïve café", "Größe", "да", "emoji 😀", "a/b",
+    'quote "x"', "1.0",
 ]  # fmt: skip
 FORMATS = ["date", "date-time", "time", "email", "uuid", "ipv4", "hostname", "uri"]
 THINGS = ["person", "book", "order", "recipe", "movie", "device", "invoice", "event", "city", "song"]
@@ -113,14 +114,47 @@ def number_schema(rng: random.Random) -> dict[str, Any]:
             return {"type": kind}
 
 
+def bounded(schema: Any) -> Any:
+    """The schema with an end to every string, number, array, map and recursion: a small model has no other reason to stop."""
+    if isinstance(schema, list):
+        return [bounded(part) for part in schema]
+    if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
+        return schema
+    if schema.get("$ref"):
+        return {"type": "null"}
+    kind = schema.get("type", ())
+    ends: dict[str, Any] = {}
+    if "string" in kind and "format" not in schema:
+        ends["maxLength"] = 40
+    if kind == "string" and schema.get("format") in ("uri", "hostname", "email"):
+        return {"type": "string", "maxLength": 30}
+    if "integer" in kind or kind == "number":
+        ends |= {"minimum": -(10**6), "maximum": 10**6}
+        ends["type"] = ["integer", "null"] if isinstance(kind, list) else "integer"
+    if kind == "array":
+        ends["maxItems"] = 2
+    if kind == "object" and not schema.get("properties"):
+        ends["maxProperties"] = 2
+    elif kind == "object" and "allOf" not in schema:
+        ends["additionalProperties"] = False
+    return {**{key: bounded_in(key, value) for key, value in schema.items()}, **ends}
+
+
+def bounded_in(key: str, value: Any) -> Any:
+    if key == "allOf":
+        return value
+    return {name: bounded(part) for name, part in value.items()} if key == "properties" else bounded(value)
+
+
 def conversation(schema: dict[str, Any], index: int) -> list[dict[str, str]]:
     ask = f"Describe a {THINGS[index % len(THINGS)]} of your choice with these fields: {', '.join(schema['properties'])}."
     return [{"role": "user", "content": ask}]
 
 
-def answer_all(llm: LLM, num: int, temperature: float) -> list[tuple[dict[str, Any], list[int], str, str | None]]:
+def answer_all(
+    llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]
+) -> list[tuple[dict[str, Any], list[int], str, str | None]]:
     """(schema, output ids, text, finish reason) of those that can be enforced."""
-    many = schemas()[:num]
     kept: list[dict[str, Any]] = []
     params: list[SamplingParams] = []
     for index, schema in enumerate(many):
@@ -131,17 +165,17 @@ def answer_all(llm: LLM, num: int, temperature: float) -> list[tuple[dict[str, A
             print(f"schema {index} refused: {error}")
             continue
         kept.append(schema)
-        params.append(SamplingParams(temperature=temperature, seed=index, max_tokens=512, structured_outputs=structure))
+        params.append(SamplingParams(seed=index, max_tokens=512, structured_outputs=structure, **sampling))
     outputs = llm.chat([conversation(schema, i) for i, schema in enumerate(kept)], params)
     choices = [output.outputs[0] for output in outputs]
     return [(s, c.token_ids, c.text, c.finish_reason) for s, c in zip(kept, choices, strict=True)]
 
 
-def run_schemas(llm: LLM, num: int, temperature: float) -> None:
+def run_schemas(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]) -> None:
     import jsonschema
 
     begin_s = time.perf_counter()
-    answers = answer_all(llm, num, temperature)
+    answers = answer_all(llm, many, sampling)
     finished = valid = longest_blank = 0
     for schema, _, text, reason in answers:
         longest_blank = max([longest_blank, *map(len, re.findall(r"\s+", text))])
@@ -156,20 +190,20 @@ def run_schemas(llm: LLM, num: int, temperature: float) -> None:
             print("invalid:", str(error)[:200], repr(text[:200]))
     num_tokens = sum(len(ids) for _, ids, _, _ in answers)
     print(
-        f"temperature {temperature:g}: {len(answers)} schemas of {num} enforced, {finished} answers finished, {valid} of "
+        f"{sampling}: {len(answers)} schemas of {len(many)} enforced, {finished} answers finished, {valid} of "
         f"them valid, {num_tokens} tokens, longest white space {longest_blank} characters, "
         f"{time.perf_counter() - begin_s:.0f} s"
     )
 
 
-def run_masks(llm: LLM, num: int, temperature: float) -> None:
+def run_masks(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]) -> None:
     mask = np.zeros(llm.tokenizer.vocab_size // 32 + 1, np.uint32)
     masks_us: list[float] = []
     pushes_us: list[float] = []
     compiles_ms: list[float] = []
     compiler = GrammarCompiler(lambda: llm.tokenizer)
     compiler.compile(StructuredOutputsParams(json_object=True))
-    for schema, ids, _, _ in answer_all(llm, num, temperature):
+    for schema, ids, _, _ in answer_all(llm, many, sampling):
         begin_s = time.perf_counter()
         constraint = compiler.compile(StructuredOutputsParams(json=schema)).start(llm.tokenizer.eos_token_ids)
         compiles_ms.append((time.perf_counter() - begin_s) * 1e3)
@@ -193,10 +227,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["schemas", "masks"])
     parser.add_argument("model")
+    parser.add_argument("--bounded", action="store_true", help="give every string, number, array and map an end")
     parser.add_argument("--num", type=int, default=NUM_SCHEMAS)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--sampling", type=json.loads, default={"temperature": 0}, help="fields of SamplingParams, as JSON")
     args = parser.parse_args()
-    {"schemas": run_schemas, "masks": run_masks}[args.what](LLM(args.model, max_model_len=1024), args.num, args.temperature)
+    many = [bounded(schema) for schema in schemas()] if args.bounded else schemas()
+    run = {"schemas": run_schemas, "masks": run_masks}[args.what]
+    run(LLM(args.model, max_model_len=1024), many[: args.num], args.sampling)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 from hotloop.errors import InvalidRequestError
 
-MAX_SPEC_CHARS = 1 << 18
+MAX_SPEC_CHARS = 1 << 16  # every choice of a request takes it to the engine
 MAX_CHOICE_TEXTS = 10_000
 
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -53,12 +53,12 @@ class StructuredOutputsParams:
 
 
 def _schema_text(schema: object) -> str:
-    """ASCII JSON with the keys in their order, which is the order of the answer's properties."""
+    """JSON with the keys in their order, which is the order of the answer's properties."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, Mapping):
             raise InvalidRequestError(f"json is {schema!r:.60}; it must be a JSON schema: an object")
-        return json.dumps(dict(value), allow_nan=False)
+        return schema if isinstance(schema, str) else json.dumps(dict(value), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidRequestError):
             raise

@@ -228,3 +228,21 @@ def test_machine_reports_the_ceiling(environment: dict[str, str]) -> None:
     assert facts["min_bytes_per_s"] <= facts["read_bandwidth_bytes_per_s"] <= facts["max_bytes_per_s"]
     assert "scalar" in facts["isas"]
     assert "GB/s" in run(environment, "machine", "--seconds", "0.2").stdout
+
+
+def test_an_answer_with_a_form(environment: dict[str, str], model: Path, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.gbnf"
+    schema.write_text('{"enum": ["né", 12]}', encoding="utf-8")
+    grammar.write_text('root ::= "[" [0-9] "]"', encoding="utf-8")
+    for option, value, answers in (
+        ("--json-schema", schema, ('"né"', "12")),
+        ("--grammar", grammar, tuple(f"[{i}]" for i in range(10))),
+        ("--regex", "a{3}", ("aaa",)),
+    ):
+        result = run(environment, "run", model, "hello", option, value)
+        assert result.stdout.removesuffix("\n") in answers, result.stderr
+    for option, value in (("--json-schema", tmp_path / "missing"), ("--regex", "(["), ("--grammar", schema)):
+        result = run(environment, "run", model, "hello", option, value)
+        assert result.returncode == 1
+        assert "Traceback" not in result.stderr
+        assert len(result.stderr.splitlines()) < 4

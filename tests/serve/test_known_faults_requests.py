@@ -347,6 +347,8 @@ EFFECTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "stream": ("tiny", HOT, {"stream": True}),
     "stream_options": ("tiny", {**HOT, "stream": True}, {"stream_options": {"include_usage": True}}),
     "timeout_s": ("tiny", HOT, {"timeout_s": 1e-9}),
+    "response_format": ("tiny", CHATTING, {"response_format": {"type": "json_object"}}),
+    "structured_outputs": ("tiny", HOT, {"structured_outputs": {"choice": ["yes", "no"]}}),
     "truncate_prompt_tokens": ("tiny", HOT, {"truncate_prompt_tokens": 1}),
 }
 ELSEWHERE = {"priority", "cache_salt"}  # they change the order of requests and what is cached
@@ -355,7 +357,7 @@ NO_EFFECT = {
     "prompt_cache_key": "x", "prompt_cache_retention": "24h", "verbosity": "low",
 }  # fmt: skip
 NOT_OFFERED: dict[str, Any] = {
-    "best_of": 2, "suffix": "x", "response_format": {"type": "json_object"}, "tools": [{"type": "function"}],
+    "best_of": 2, "suffix": "x", "tools": [{"type": "function"}],
     "tool_choice": "required", "parallel_tool_calls": 5, "functions": [{}], "function_call": {"name": "f"},
     "modalities": ["audio"], "audio": {}, "prediction": {}, "reasoning_effort": "low", "web_search_options": {},
 }  # fmt: skip

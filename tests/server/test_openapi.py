@@ -1,5 +1,6 @@
 """The OpenAPI document says what the server does: its routes, its fields, its statuses."""
 
+from itertools import product
 from typing import Any
 
 import httpx
@@ -55,6 +56,11 @@ def examples(schema: dict[str, Any]) -> list[Any]:
     if "const" in schema or "enum" in schema:
         return schema.get("enum", [schema.get("const")])
     kind = schema["type"]
+    if kind == "object":
+        parts = {name: examples(schema["properties"][name]) for name in schema.get("required", [])}
+        return [dict(zip(parts, values, strict=True)) for values in product(*parts.values())]
+    if kind == "array":
+        return [examples(schema["items"])[:1] * schema.get("minItems", 0)]
     if kind in ("number", "integer"):
         low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
         inside = low if low is not None and "minimum" in schema else 1
@@ -62,7 +68,7 @@ def examples(schema: dict[str, Any]) -> list[Any]:
     if kind == "array" and schema.get("minItems"):
         return [examples(schema["items"])[:1]]
     return {
-        "null": [None], "boolean": [True, False], "string": ["a"], "array": [[]], "object": [{}],
+        "null": [None], "boolean": [True, False], "string": ["a"],
     }[kind]  # fmt: skip
 
 

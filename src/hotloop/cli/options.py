@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from hotloop.engine.llm import LLM
     from hotloop.sampling_params import SamplingParams
+    from hotloop.structured_outputs import StructuredOutputsParams
 
 DEFAULT_MAX_TOKENS = 512
 
@@ -26,6 +28,9 @@ MinP = Annotated[float | None, typer.Option(help="Keep tokens with at least this
 Seed = Annotated[int | None, typer.Option(help="64 bits; the same seed gives the same answer. Default: a fresh one.")]
 MaxTokens = Annotated[int, typer.Option(help="At most so many new tokens.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text. May be repeated.")]
+JsonSchema = Annotated[Path | None, typer.Option(help="A file with a JSON schema: the answer is JSON that it describes.")]
+Regex = Annotated[str | None, typer.Option(help="A regular expression that the whole answer matches.")]
+Grammar = Annotated[Path | None, typer.Option(help="A file with a grammar of the answer, in Lark's syntax or in GBNF.")]
 Others = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any other sampling parameter, its value in JSON. May be repeated."),
@@ -68,6 +73,7 @@ def sampling(
     max_tokens: int,
     stop: list[str] | None,
     others: list[str] | None,
+    structured_outputs: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
     """others: NAME=VALUE each, of what no option is for. Raises InvalidRequestError."""
     from hotloop.errors import InvalidRequestError
@@ -87,4 +93,22 @@ def sampling(
             values[name] = json.loads(value)
         except ValueError:
             raise InvalidRequestError(f"--set {text}: {value!r} is no JSON; texts have double quotes") from None
-    return SamplingParams(**options, **values)
+    return SamplingParams(structured_outputs=structured_outputs, **options, **values)
+
+
+def structure(json_schema: Path | None, regex: str | None, grammar: Path | None) -> StructuredOutputsParams | None:
+    """The form of the answer, if one is asked for. Raises: InvalidRequestError."""
+    from hotloop.structured_outputs import StructuredOutputsParams
+
+    if json_schema is None and regex is None and grammar is None:
+        return None
+    return StructuredOutputsParams(json=_read(json_schema), regex=regex, grammar=_read(grammar))
+
+
+def _read(path: Path | None) -> str | None:
+    from hotloop.errors import InvalidRequestError
+
+    try:
+        return None if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error}") from None

@@ -31,6 +31,9 @@ def command(
     seed: opt.Seed = None,
     max_tokens: opt.MaxTokens = opt.DEFAULT_MAX_TOKENS,
     stop: opt.Stop = None,
+    json_schema: opt.JsonSchema = None,
+    regex: opt.Regex = None,
+    grammar: opt.Grammar = None,
     others: opt.Others = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Then one line of figures, on stderr.")] = False,
@@ -52,6 +55,7 @@ def command(
     """
     params = opt.sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop,
+        structured_outputs=opt.structure(json_schema, regex, grammar),
         others=others,
     )  # fmt: skip
     text = sys.stdin.read() if prompt == "-" else prompt

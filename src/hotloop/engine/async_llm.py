@@ -106,7 +106,8 @@ class AsyncLLM:
                     timeout_s=timeout_s, cache_salt=cache_salt,
                 )  # fmt: skip
 
-            is_long = isinstance(prompt, str) and len(prompt) > _LONG_TEXT
+            compiles = sampling_params is not None and sampling_params.structured_outputs is not None
+            is_long = compiles or (isinstance(prompt, str) and len(prompt) > _LONG_TEXT)
             ask = await asyncio.to_thread(make) if is_long else make()
         parts = self.stream([ask])
         try:

@@ -24,11 +24,13 @@ class BuiltCore:
     info: EngineInfo
 
 
-def build_core(gguf: GGUFFile, config: EngineConfig) -> BuiltCore:
-    """Load the weights and start the thread team. Raises as `ModelRunner`."""
+def build_core(gguf: GGUFFile, config: EngineConfig, grammars: GrammarCompiler | None = None) -> BuiltCore:
+    """Load the weights and start the thread team. grammars: None for a compiler of its own. Raises as `ModelRunner`."""
     runner = ModelRunner(gguf, config)
     path = gguf.path
-    core = EngineCore(runner, runner.resolved_config, grammars=GrammarCompiler(lambda: _tokenizer(path)))
+    core = EngineCore(
+        runner, runner.resolved_config, grammars=grammars or GrammarCompiler(lambda: _tokenizer(path))
+    )
     info = EngineInfo(
         config=runner.resolved_config, num_blocks=runner.num_blocks, block_bytes=runner.layout.block_bytes,
         max_request_tokens=core.scheduler.max_request_tokens, vocab_size=runner.vocab_size,

@@ -349,14 +349,16 @@ class EngineCore:
         results = draw_rows(self._sampler, logits, rows, logits_rows)
         drawn: list[tuple[Live, Draw]] = []
         for live, result in zip(owners, results, strict=True):
+            if not isinstance(result, Draw):
+                failed[live.request.request_id] = message_of(result)
+                continue
             try:
-                if not isinstance(result, Draw):
-                    raise result
                 if live.constraint is not None and result.token_id not in live.request.stop_token_ids:
                     live.constraint.push(result.token_id)
-                drawn.append((live, result))
             except Exception as error:
                 failed[live.request.request_id] = message_of(error)
+            else:
+                drawn.append((live, result))
         return [live for live, _ in drawn], [result for _, result in drawn]
 
     def _sampler_state(self, request: Request) -> SamplerState:

@@ -17,6 +17,7 @@ from hotloop.engine.core import EngineCore
 from hotloop.engine.inputs import InputProcessor
 from hotloop.engine.model_runner import ModelRunner
 from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.telemetry.ceilings import read_ceiling
 from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.catalog import entry_for
@@ -55,18 +56,24 @@ def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
     ceiling = read_ceiling(config.num_threads)  # first: measuring takes memory that the weights are to have
     with GGUFFile.open(path) as gguf:
         tokenizer = Tokenizer.from_metadata(gguf.metadata)
-        built = build_core(gguf, config)
+        grammars = GrammarCompiler(lambda: tokenizer)
+        built = build_core(gguf, config, grammars)
     # What is left of the file's metadata and of building the tokenizer: tens of megabytes.
     gc.collect()
     _native.release_free_memory()
     return LoadedEngine(
-        path=path, config=config, inputs=input_processor(model, path, tokenizer, built.info), runner=built.runner,
+        path=path, config=config, inputs=input_processor(model, path, tokenizer, built.info, grammars), runner=built.runner,
         core=built.core, client=InProcessClient(built.core, built.info), ceiling_bytes_per_s=ceiling,
     )  # fmt: skip
 
 
-def input_processor(model: str | Path, path: Path, tokenizer: Tokenizer, info: EngineInfo) -> InputProcessor:
-    """The client's side of an engine. Raises HotloopError if tokenizer and model do not belong together."""
+def input_processor(
+    model: str | Path, path: Path, tokenizer: Tokenizer, info: EngineInfo, grammars: GrammarCompiler | None = None
+) -> InputProcessor:
+    """The client's side of an engine. grammars: the engine's, if it is in this process.
+
+    Raises HotloopError if tokenizer and model do not belong together.
+    """
     if tokenizer.vocab_size > info.vocab_size:
         raise HotloopError(f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {info.vocab_size}")
     entry = entry_for(model) or entry_for(path)
@@ -80,6 +87,7 @@ def input_processor(model: str | Path, path: Path, tokenizer: Tokenizer, info: E
         max_request_tokens=info.max_request_tokens,
         recommended=recommended,
         name=path.name,
+        grammars=grammars,
     )
 
 

@@ -26,10 +26,13 @@ _log = logging.getLogger(__name__)
 Mask = NDArray[np.uint32]
 
 _MAX_GRAMMARS = 16  # kept compiled
-_MAX_LEXER_STATES = 20_000  # 1 to 2 kB each
+# The constraints of a grammar share its lexer, which remembers the states it was in. So few that they do not fill it together:
+# whether an answer becomes too complex must be up to itself.
+_MAX_CONSTRAINTS = 64
+_MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
 # Steps of a parser are quadratic in the items of a row. Schemas give long but simple rows, one item for each property that
 # may come next; of a grammar that anybody may write, 500 keep the slowest step near 15 ms.
-_MAX_ROW_ITEMS = {"schema": 2000, "grammar": 500}
+_MAX_ROW_ITEMS_OF_SCHEMAS, _MAX_ROW_ITEMS_OF_GRAMMARS = 2000, 500
 _MAX_MESSAGE = 300
 
 
@@ -57,11 +60,12 @@ class GrammarCompiler:
         self._grammars: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
 
     def cached(self, spec: StructuredOutputsParams) -> Grammar | None:
-        """What is compiled already."""
+        """What is compiled already and not worn out."""
         with self._lock:
-            grammar = self._grammars.get(spec)
-            if grammar is not None:
-                self._grammars.move_to_end(spec)
+            grammar = self._grammars.pop(spec, None)
+            if grammar is None or grammar.num_started >= _MAX_CONSTRAINTS:
+                return None
+            self._grammars[spec] = grammar  # the latest used are last
             return grammar
 
     def compile(self, spec: StructuredOutputsParams) -> Grammar:
@@ -80,7 +84,7 @@ class GrammarCompiler:
 
         source = grammar_source(spec)
         table = self._token_table()
-        limits = _limits("schema" if source.is_schema else "grammar")
+        limits = _limits(_MAX_ROW_ITEMS_OF_SCHEMAS if source.is_schema else _MAX_ROW_ITEMS_OF_GRAMMARS)
         matcher = LLMatcher(table, source.grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether there is any beginning
@@ -97,11 +101,11 @@ class GrammarCompiler:
             return self._table
 
 
-def _limits(kind: str) -> LLParserLimits:
+def _limits(max_row_items: int) -> LLParserLimits:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        max_items_in_row=_MAX_ROW_ITEMS[kind], max_lexer_states=_MAX_LEXER_STATES, initial_lexer_fuel=300_000,
+        max_items_in_row=max_row_items, max_lexer_states=_MAX_LEXER_STATES, initial_lexer_fuel=300_000,
         step_lexer_fuel=100_000, max_grammar_size=200_000, verbose_errors=False,
     )  # fmt: skip
 
@@ -150,11 +154,13 @@ class Grammar:
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         """matcher: at the beginning; copies of it share what they find out about the grammar's lexemes."""
+        self.num_started = 0
         self._matcher = matcher
         self._vocab_size = vocab_size
 
     def start(self, stop_token_ids: Collection[int] = ()) -> Constraint:
         """The constraint of one request. stop_token_ids: end it, and are allowed where the grammar is complete only."""
+        self.num_started += 1
         return Constraint(self._matcher.deep_copy(), self._vocab_size, stop_token_ids)
 
 

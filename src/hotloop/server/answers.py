@@ -33,8 +33,9 @@ from hotloop.server.stream import ChatShape, ChunkEncoder, CompletionShape, erro
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_LONG_BODY = 4000  # bytes: longer ones are read and tokenized off the event loop
+LONG_BODY = 4000  # bytes: longer ones are read and tokenized off the event loop
 _MAX_CHARS = 1_000_000  # of a text that may be longer than the context
+_FORM = re.compile(rb"response_format|structured_outputs|\\u00")  # names of fields may be written in escapes
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -59,7 +60,7 @@ async def answer(service: Service, endpoint: Endpoint, request: Request) -> Resp
     try:
         raw = await read_json_body(request)
         make = partial(_understand, service, endpoint, raw, id, key, log, arrival_s)
-        job = await off_loop(service, request, make, len(raw))
+        job = await off_loop(service, request, make, is_long=len(raw) > LONG_BODY or _FORM.search(raw) is not None)
     except HotloopError:
         service.metrics.rejected("invalid")
         raise
@@ -80,9 +81,9 @@ async def read_json_body(request: Request) -> bytes:
     return await request.body()
 
 
-async def off_loop(service: Service, request: Request, make: Callable[[], T], num_bytes: int) -> T:
-    """The result of ``make``, called in a thread if the body that it works on is a long one. Raises: ClientGoneError."""
-    if num_bytes <= _LONG_BODY:
+async def off_loop(service: Service, request: Request, make: Callable[[], T], *, is_long: bool) -> T:
+    """The result of ``make``, called in a thread if it takes long. Raises: ClientGoneError."""
+    if not is_long:
         return make()
     making = asyncio.get_running_loop().run_in_executor(service.tokenizing, make)
     return await while_connected(request.receive, making)

@@ -10,6 +10,7 @@ from typing import Any
 from hotloop.errors import InvalidRequestError
 from hotloop.sampling_params import SamplingParams
 from hotloop.server.fields import CHAT, FIELDS_OF, MAX_INT64, Endpoint
+from hotloop.server.structure import structured_outputs
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 
@@ -53,6 +54,7 @@ def parse_body(
     given = {name: value for name, value in body.items() if value is not None}  # null is the default, whatever it is
     _check_fields(endpoint, given, live)
     sampling = {name: value for name, value in given.items() if FIELDS_OF[endpoint][name].kind == "sampling"}
+    sampling["structured_outputs"] = structured_outputs(given)
     max_tokens = _max_tokens(endpoint, given, default_max_tokens, max_tokens_limit)
     options = _stream_options(given)
     include_usage = _typed(options, "include_usage", bool, False)

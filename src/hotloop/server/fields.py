@@ -18,6 +18,7 @@ from hotloop.sampling_params import (
     MAX_TOKEN_IDS,
     MAX_WORD_CHARACTERS,
 )
+from hotloop.server.structure import RESPONSE_FORMAT_SCHEMA, STRUCTURED_OUTPUTS_SCHEMA
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 CHAT: Endpoint = "/v1/chat/completions"
@@ -142,6 +143,10 @@ FIELDS: tuple[Field, ...] = (
     Field("ignore_eos", "Whether to go on after the model's end tokens.", _BOOLEAN, "sampling"),
     Field("include_stop_str_in_output", "Whether the text that ended the answer is part of it.", _BOOLEAN, "sampling"),
     Field("skip_special_tokens", "Whether control tokens have no text.", _BOOLEAN, "sampling"),
+    Field("response_format", "The form of the answer: any text, a JSON object, or JSON that a schema describes.",
+          RESPONSE_FORMAT_SCHEMA, "used"),
+    Field("structured_outputs", "The form of the answer: one of json (a schema), json_object, regex, choice and grammar.",
+          STRUCTURED_OUTPUTS_SCHEMA, "used"),
     Field("return_token_ids", "Whether choices come with token_ids.", _BOOLEAN, "used"),
     Field("stream", "Whether the answer comes as server-sent events while it is made.", _BOOLEAN, "live"),
     Field("stream_options", "include_usage: a last chunk with usage. continuous_usage_stats: and usage in every chunk.",
@@ -164,7 +169,6 @@ FIELDS: tuple[Field, ...] = (
     Field("verbosity", "No effect.", {}, "ignored"),
     Field("best_of", "Not offered.", {"const": 1}, "fixed", values=[1]),
     Field("suffix", "Not offered.", {"const": ""}, "fixed", values=[""]),
-    Field("response_format", "Not offered.", {"const": {"type": "text"}}, "fixed", values=[{"type": "text"}]),
     Field("tools", "Not offered.", {"const": []}, "fixed", values=[[]]),
     Field("tool_choice", "Not offered.", {"enum": ["none", "auto"]}, "fixed", values=["none", "auto"]),
     Field("parallel_tool_calls", "Not offered.", _BOOLEAN, "fixed", values=[True, False]),

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hotloop.errors import InvalidRequestError
-from hotloop.server.answers import answer, check_model, decode_json, encode, off_loop, read_json_body
+from hotloop.server.answers import LONG_BODY, answer, check_model, decode_json, encode, off_loop, read_json_body
 from hotloop.server.fields import CHAT, COMPLETIONS
 from hotloop.server.openapi import own_version
 from hotloop.server.service import Service
@@ -91,7 +91,7 @@ async def _converted(
         check_model(service, given.pop("model", None))
         return _json(convert(given))
 
-    return await off_loop(service, request, make, len(raw))
+    return await off_loop(service, request, make, is_long=len(raw) > LONG_BODY)
 
 
 def _tokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pytest
 from hotloop.errors import InvalidRequestError
 from hotloop.server.bodies import parse_body
 from hotloop.server.fields import CHAT, COMPLETIONS, FIELDS_OF
+from hotloop.structured_outputs import StructuredOutputsParams
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -43,6 +44,19 @@ def test_fields_with_names_of_their_own() -> None:
     assert chat(logit_bias={"5": -100}).params.logit_bias == {5: -100.0}
 
 
+def test_the_form_of_an_answer() -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    of_schema = StructuredOutputsParams(json=schema)
+    wrapped = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    for body in (chat(response_format=wrapped), completion(structured_outputs={"json": schema, "regex": None})):
+        assert body.params.structured_outputs == of_schema
+    assert chat(response_format={"type": "json_object"}).params.structured_outputs == StructuredOutputsParams(json_object=True)
+    for body in (chat(response_format={"type": "text"}), chat(structured_outputs=None)):
+        assert body.params.structured_outputs is None
+    spec = chat(structured_outputs={"choice": ["a"], "disable_any_whitespace": True}, response_format={"type": "text"})
+    assert spec.params.structured_outputs == StructuredOutputsParams(choice=["a"], disable_any_whitespace=True)
+
+
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
     [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]]), ("", [""]), ([""], [""])],
@@ -71,7 +85,20 @@ def test_one_prompt_or_several(prompt: Any, prompts: list[Any]) -> None:  # know
         ({"max_tokens": "a"}, "max_tokens is 'a'"),
         ({"max_tokens": True}, "max_tokens is True"),
         ({"tools": [{"type": "function"}]}, "tools is"),
-        ({"response_format": {"type": "json_object"}}, "response_format is"),
+        ({"response_format": {"type": "xml"}}, "response_format is"),
+        ({"response_format": "json"}, "response_format is"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format is"),
+        ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format is"),
+        ({"response_format": {"type": "json_schema"}}, "must have 'schema'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "must have 'schema'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}}, "must have 'schema'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}}, "strict of response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": []}}}, "json is"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "leave one out"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs is"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "regex and choice"),
+        ({"structured_outputs": {}}, "has nothing"),
+        ({"structured_outputs": 5}, "structured_outputs is"),
         ({"temperature": "hot"}, "temperature is 'hot'"),
         ({"n": 0}, "n is 0"),
         ({"model": 5}, "model is 5"),

@@ -1,0 +1,77 @@
+"""The fields that give an answer a form: OpenAI's response_format, and vLLM's structured_outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from hotloop.errors import InvalidRequestError
+from hotloop.structured_outputs import StructuredOutputsParams
+
+_NAMES = [field.name for field in fields(StructuredOutputsParams)]
+
+
+def _one_of(name: str, schema: Mapping[str, Any], /, **others: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "object", "required": [name], "properties": {name: schema, **others}, "additionalProperties": False}
+
+
+_OBJECT, _TEXT, _BOOLEAN = {"type": "object"}, {"type": "string"}, {"type": "boolean"}
+_NO_WHITESPACE = {"disable_any_whitespace": _BOOLEAN}
+STRUCTURED_OUTPUTS_SCHEMA: Mapping[str, Any] = {
+    "anyOf": [
+        _one_of("json", _OBJECT, **_NO_WHITESPACE),
+        _one_of("json_object", {"const": True}, **_NO_WHITESPACE),
+        _one_of("regex", {**_TEXT, "minLength": 1}),
+        _one_of("grammar", {**_TEXT, "minLength": 1}),
+        _one_of("choice", {"type": "array", "items": {**_TEXT, "minLength": 1}, "minItems": 1}),
+    ]
+}
+RESPONSE_FORMAT_SCHEMA: Mapping[str, Any] = {
+    "anyOf": [
+        _one_of("type", {"enum": ["text", "json_object"]}),
+        {
+            **_one_of(
+                "type", {"const": "json_schema"},
+                json_schema=_one_of("schema", _OBJECT, name=_TEXT, description=_TEXT, strict=_BOOLEAN),
+            ),
+            "required": ["type", "json_schema"],
+        },
+    ]
+}  # fmt: skip
+
+
+def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | None:
+    """given: the fields of a body. Raises InvalidRequestError."""
+    of_format = None if "response_format" not in given else _response_format(given["response_format"])
+    if "structured_outputs" not in given:
+        return of_format
+    if of_format is not None:
+        raise InvalidRequestError("response_format and structured_outputs both give the answer a form; leave one out")
+    value = given["structured_outputs"]
+    if not isinstance(value, Mapping) or value.keys() - set(_NAMES):
+        raise InvalidRequestError(f"structured_outputs is {value!r:.60}; it may hold {', '.join(_NAMES)}")
+    return StructuredOutputsParams(**{name: part for name, part in value.items() if part is not None})
+
+
+def _response_format(value: object) -> StructuredOutputsParams | None:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    extra = {"json_schema"} if kind == "json_schema" else set()
+    if not isinstance(value, Mapping) or kind not in ("text", "json_object", "json_schema") or value.keys() - {"type"} - extra:
+        raise InvalidRequestError(
+            f"response_format is {value!r:.60}; it must be {{'type': 'text'}}, {{'type': 'json_object'}} or "
+            "{'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}"
+        )
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    wrapper = value.get("json_schema")
+    known = {"name", "description", "strict", "schema"}
+    if not isinstance(wrapper, Mapping) or "schema" not in wrapper or wrapper.keys() - known:
+        raise InvalidRequestError(
+            f"json_schema of response_format is {wrapper!r:.60}; it must have 'schema', and may have {', '.join(sorted(known))}"
+        )
+    if not isinstance(wrapper.get("strict"), bool | None):
+        raise InvalidRequestError(f"strict of response_format is {wrapper['strict']!r:.60}; it must be true or false")
+    return StructuredOutputsParams(json=wrapper["schema"])
