@@ -39,7 +39,7 @@ NUM_ROWS = 3  # of logits for each of FILTERS
 PENALTIES = [(1.3, 0.0, 0.0), (0.8, 0.0, 0.0), (1.0, 0.4, 0.0), (1.0, 0.0, 0.7), (1.2, 0.3, -0.5)]
 CONTEXT = [7, 3, 3, 99, 7, 3, 41, 7]
 
-# SmolLM2's ids of " apple" to " blue" would do as well: none of these holds a line break, but BREAKER does.
+# Of SmolLM2's vocabulary: BREAKER holds a line break, the others do not.
 DRY_IDS = [1000, 2000, 3000, 4000, 5000]
 BREAKER = 198
 DRY: list[dict[str, float]] = [

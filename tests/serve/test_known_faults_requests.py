@@ -136,7 +136,6 @@ def test_empty_prompts(tiny_client: httpx.Client, fields: dict[str, Any]) -> Non
         {"stop_token_ids": [10**6], "min_tokens": 5}, {"stop_token_ids": [-1]}, {"stop_token_ids": [2**64]},
         {"stop_token_ids": [1.5]}, {"prompt": [VOCAB_SIZE]}, {"prompt": [-1]}, {"prompt": [5, 10**18]}, {"prompt": [2**70]},
         {"prompt": [True]}, {"prompt": [1, "a"]}, {"prompt": [[1], [2.5]]}, {"allowed_token_ids": [10**6]},
-        {"bad_words": ["a"]},
     ],
 )  # fmt: skip
 def test_token_ids_outside_the_vocabulary(tiny_client: httpx.Client, fields: dict[str, Any]) -> None:  # known faults B03, B41
