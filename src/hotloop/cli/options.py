@@ -39,6 +39,12 @@ Threads = Annotated[int | None, typer.Option(help="Default: the physical cores t
 MaxModelLen = Annotated[int | None, typer.Option(help="Context in tokens. Default: the model's.")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Requests that run together.")]
 MaxNumBatchedTokens = Annotated[int, typer.Option(help="Tokens of one step; longer prompts take several.")]
+PrefillTokensBesideDecodes = Annotated[
+    int | None,
+    typer.Option(
+        help="Prompt tokens of a step in which others get their next token: fewer make those wait less and prompts longer."
+    ),
+]
 BlockSize = Annotated[int, typer.Option(help="Tokens of a KV block.")]
 KvCacheMemoryBytes = Annotated[
     int | None,

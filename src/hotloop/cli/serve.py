@@ -30,6 +30,7 @@ def command(
     ] = None,
     max_num_seqs: opt.MaxNumSeqs = 32,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = 512,
+    prefill_tokens_beside_decodes: opt.PrefillTokensBesideDecodes = None,
     max_model_len: opt.MaxModelLen = None,
     block_size: opt.BlockSize = 16,
     kv_cache_memory_bytes: opt.KvCacheMemoryBytes = None,
@@ -87,7 +88,8 @@ def command(
     )  # fmt: skip
     configure_logging(settings.log_format)
     engine_options = {
-        "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens,
+        "prefill_tokens_beside_decodes": prefill_tokens_beside_decodes, "max_model_len": max_model_len,
         "block_size": block_size, "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_dtype": kv_dtype,
         "enable_prefix_caching": enable_prefix_caching, "scheduling_policy": scheduling_policy, "threads": threads,
         "isa": isa,
