@@ -197,7 +197,7 @@ def test_seeds(tiny_client: httpx.Client) -> None:  # known faults B08, B09
 
 def test_parameters_of_neighbours(tiny_server: ServerProcess) -> None:  # known faults B01, B112, B122
     """Requests with and without each processor, together as alone."""
-    kinds = [
+    kinds: list[dict[str, Any]] = [
         {"temperature": 0}, {"top_k": 5}, {"repetition_penalty": 1.5}, {"min_tokens": 12}, {"min_p": 0.2}, {"top_k": 10**7},
         {"logit_bias": {"65": 5}}, {"presence_penalty": 2, "frequency_penalty": -2}, {"logprobs": 20},
     ]  # fmt: skip
