@@ -12,7 +12,7 @@ from pathlib import Path
 import litellm
 from checks import Server, check
 
-_BIN = Path(sys.executable).parent
+_BIN = Path(sys.executable).absolute().parent
 # tiktoken would fetch its encodings; litellm has them with it.
 _ENCODINGS = Path(litellm.__file__).parent / "litellm_core_utils" / "tokenizers"
 _OFFLINE = {"TIKTOKEN_CACHE_DIR": str(_ENCODINGS), "HF_HUB_OFFLINE": "1"}
