@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from hotloop.engine import starts
 from hotloop.engine.loading import ConnectedEngine
 from hotloop.engine.serving import start_engine_process
 from hotloop.engine.supervisor import SupervisedClient
-from hotloop.errors import CapacityError, EngineDeadError, InvalidRequestError, ModelFileError
+from hotloop.errors import CapacityError, EngineDeadError, HotloopError, InvalidRequestError, ModelFileError
 from hotloop.request import RequestId, Timeline, TokenDelta
 from hotloop.telemetry.steps import StepReport
 from tiny_models import random_tokens
@@ -263,6 +264,17 @@ def test_a_process_that_can_not_be_made_is_tried_again(model: Path, monkeypatch:
         assert bits(run(client, requests_of(inputs, jobs), meanwhile)) == undisturbed(model, jobs)
         assert not refusals
         assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_a_first_process_that_can_not_be_made_is_told(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 120)  # no socket has a path so long
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(HotloopError, match="no process could be started for the engine: File name too long"):
+        start_engine_process(model, {}, watchdog_s=60)
+    assert not list(folder.iterdir())
 
 
 def test_a_start_that_hangs_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
