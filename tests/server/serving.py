@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -142,3 +142,11 @@ def metric(client: httpx.Client, name: str) -> float:
     samples = [line for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
     assert samples, f"no metric {name}"
     return sum(float(line.rpartition(" ")[2]) for line in samples)
+
+
+def eventually(holds: Callable[[], bool], what: str = "what was waited for", timeout_s: float = 60) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Known faults of what a request may hold, against a live `hotloop serve`: refused by name or served, and never a 5xx."""
+"""What each field of a request may hold and does, on a `hotloop serve`: refused by name or served, and never a 5xx."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve.conftest import Scripted
+from server.models import Scripted
 from server.serving import ServerProcess, finish_reasons, stream, strict_json, text_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

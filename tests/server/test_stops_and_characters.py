@@ -1,4 +1,4 @@
-"""Known faults of streaming, stops and characters, against a live `hotloop serve`."""
+"""Stops, lengths, characters and what else a stream must not change, on a `hotloop serve` whose model says what it is told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.conftest import SCRIPTS, Scripted
+from server.models import SCRIPTS, Scripted
 from server.serving import Event, choices, finish_reasons, stream, streaming, strict_json, text_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
