@@ -16,7 +16,6 @@ from typing import Any
 from hotloop.engine.async_llm import AsyncLLM
 from hotloop.engine.fingerprint import system_fingerprint
 from hotloop.engine.serving import start_engine_process
-from hotloop.engine.supervisor import SupervisedClient
 from hotloop.engine.time_slice import SHORT_S, set_time_slice
 from hotloop.errors import HotloopError, ShutdownError
 from hotloop.server.admission import Admission
@@ -47,7 +46,6 @@ def run_server(model: str | Path, engine_options: Mapping[str, Any], settings: S
             _log.warning("anybody who reaches %s can use this server; give it an --api-key, or listen on 127.0.0.1", host)
         engine = start_engine_process(model, engine_options, watchdog_s=settings.watchdog_s)
         client = engine.client
-        assert isinstance(client, SupervisedClient)
         llm = AsyncLLM.over(engine)
         try:
             config = llm.config
