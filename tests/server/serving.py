@@ -54,8 +54,8 @@ class ServerProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            self.process.send_signal(signal.SIGINT)  # the second one: at once
+            for number in (signal.SIGTERM, signal.SIGINT):  # the second one: at once; of two alike one might be lost
+                self.process.send_signal(number)
         self.wait()
 
     def wait(self, timeout_s: float = 30) -> int:
