@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 
 from hotloop.cli import options as opt
-from hotloop.server.settings import LogFormat
+from hotloop.server.settings import LogFormat, ServeSettings
+
+_DEFAULTS = ServeSettings(model_names=("model",))
 
 
 def command(
     model: opt.Model,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 is any free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.")] = _DEFAULTS.host,
+    port: Annotated[int, typer.Option(help="0 is any free one.")] = _DEFAULTS.port,
     api_key: Annotated[
         list[str] | None,
         typer.Option(help="Clients need one of these keys. May be repeated; others on this machine can see it."),
@@ -47,23 +49,29 @@ def command(
     max_tokens_limit: Annotated[int | None, typer.Option(help="No request gets more new tokens.")] = None,
     max_queued_requests: Annotated[
         int, typer.Option(help="Requests that may wait for the engine; more get status 429. Every choice is one.")
-    ] = 256,
+    ] = _DEFAULTS.max_queued_requests,
     max_queued_tokens: Annotated[
         int, typer.Option(help="The same of the prompts and max_tokens of those that wait.")
-    ] = 1_000_000,
+    ] = _DEFAULTS.max_queued_tokens,
     max_requests_per_key: Annotated[
         int | None, typer.Option(help="That one API key has in the engine at a time; its others wait.")
     ] = None,
-    max_body_bytes: Annotated[int, typer.Option(help="Of a request; larger ones get status 413.")] = 16 * 2**20,
-    body_timeout_s: Annotated[float, typer.Option(help="For the body of a request to arrive.")] = 30,
-    write_timeout_s: Annotated[float, typer.Option(help="A client that reads nothing so long is dropped.")] = 60,
+    max_body_bytes: Annotated[
+        int, typer.Option(help="Of a request; larger ones get status 413.")
+    ] = _DEFAULTS.max_body_bytes,
+    body_timeout_s: Annotated[
+        float, typer.Option(help="For the body of a request to arrive.")
+    ] = _DEFAULTS.body_timeout_s,
+    write_timeout_s: Annotated[
+        float, typer.Option(help="A client that reads nothing so long is dropped.")
+    ] = _DEFAULTS.write_timeout_s,
     drain_timeout_s: Annotated[
         float, typer.Option(help="After SIGTERM or Ctrl-C, for running requests to end; a second signal ends at once.")
-    ] = 30,
+    ] = _DEFAULTS.drain_timeout_s,
     watchdog_s: Annotated[
         float, typer.Option(help="An engine that has work and completes no step so long is started again.")
-    ] = 60,
-    log_format: Annotated[LogFormat, typer.Option(help="Of what is told on stderr.")] = "human",
+    ] = _DEFAULTS.watchdog_s,
+    log_format: Annotated[LogFormat, typer.Option(help="Of what is told on stderr.")] = _DEFAULTS.log_format,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="The log holds prompts and answers, too.")] = False,
     yes: opt.Yes = False,
 ) -> None:
@@ -74,7 +82,6 @@ def command(
     from hotloop.cli.models import require_model
     from hotloop.server.auth import load_api_keys
     from hotloop.server.logs import configure_logging
-    from hotloop.server.settings import ServeSettings
     from hotloop.server.start import run_server
 
     path = require_model(model, yes=yes)
