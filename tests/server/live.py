@@ -12,7 +12,7 @@ import uvloop
 
 from hotloop import AsyncLLM
 from hotloop.engine.fingerprint import system_fingerprint
-from hotloop.server.admission import Admission
+from hotloop.server.admission import Admission, engine_capacity
 from hotloop.server.app import create_app
 from hotloop.server.connection import Connection, Limits
 from hotloop.server.edge import guarded
@@ -33,10 +33,10 @@ class Healthy:
 def make_service(llm: AsyncLLM, *, capacity: int | None = None, **settings: Any) -> Service:
     """capacity: of the engine's queue; None for what `hotloop serve` gives it."""
     serve = ServeSettings(**{"model_names": ("tiny",), **settings})
-    info, client, most = llm.info, llm._pump.client, llm.config.max_num_seqs
-    admission = Admission(serve, capacity or most + max(1, most // 4))
+    info, client = llm.info, llm._pump.client
+    admission = Admission(serve, capacity or engine_capacity(llm.config.max_num_seqs))
     client.observer = metrics = Metrics(
-        serve.model_names[0], llm.config, info.num_blocks, 1e9, num_open=lambda: llm._pump.num_open,
+        serve.model_names[0], llm.config, info.num_blocks, 1e9, num_open=lambda: llm.num_open,
         num_queued=lambda: admission.num_queued,
     )  # fmt: skip
     return Service(llm, serve, admission, metrics, Healthy(), system_fingerprint(llm.path, llm.config))
