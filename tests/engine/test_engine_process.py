@@ -28,6 +28,7 @@ from hotloop.engine.supervisor import SupervisedClient
 from hotloop.errors import CapacityError, EngineDeadError, HotloopError, InvalidRequestError, ModelFileError
 from hotloop.request import RequestId, Timeline, TokenDelta
 from hotloop.telemetry.steps import StepReport
+from hotloop.telemetry.timings import PARTS
 from tiny_models import random_tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
@@ -42,10 +43,7 @@ def mixed_jobs(num: int = 12, max_tokens: int = 40) -> list[Job]:
 
 
 def parts(timeline: Timeline) -> float:
-    return (
-        timeline.queued_s + timeline.own_prefill_s + timeline.own_decode_s + timeline.others_prefill_s
-        + timeline.preempted_s + timeline.engine_overhead_s + timeline.recovery_s
-    )  # fmt: skip
+    return sum(float(getattr(timeline, part)) for part in PARTS)
 
 
 def kill(client: SupervisedClient, number: int = signal.SIGKILL) -> None:

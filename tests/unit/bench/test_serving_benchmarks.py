@@ -18,6 +18,7 @@ from hotloop.bench.serving.target import Target
 from hotloop.config import EngineConfig
 from hotloop.engine.loading import load_engine
 from hotloop.telemetry.prometheus import Metrics
+from hotloop.telemetry.timings import PARTS
 from tiny_models import write_tiny_model
 
 SERVING = Path(__file__).parents[3] / "benchmarks" / "serving"
@@ -138,7 +139,7 @@ def test_only_steps_in_which_all_decode_count(scripts: SimpleNamespace) -> None:
 
 def test_errors_of_an_account(scripts: SimpleNamespace) -> None:
     def answer(e2e_s: float, **changes: float) -> Answer:
-        parts = dict.fromkeys(scripts.overhead._PARTS, 0.0) | {"queued_s": 0.4, "own_decode_s": 0.6}
+        parts = dict.fromkeys(PARTS, 0.0) | {"queued_s": 0.4, "own_decode_s": 0.6}
         whole = {"e2e_s": 1.0, "ttft_s": 0.4, "tpot_s": 0.2, "drawn_tokens": 4}
         return Answer(5.0, 5.0 + e2e_s, timings=parts | whole | changes)
 
