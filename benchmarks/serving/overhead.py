@@ -191,11 +191,11 @@ def main() -> None:
     print(f"ceiling: {ceiling / 1e9:.1f} GB/s with {args.threads} threads; load average before: {load_average:.1f}")
     path: Path = resolve(args.model)
     size = {"max_num_seqs": args.streams, "max_model_len": 1024, "threads": args.threads}
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in size.items() if name != "threads"]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in size.items()]
     engine = load_engine(path, {**size, "prefill_tokens_beside_decodes": PREFILL_TOKENS_BESIDE_DECODES})
     try:
-        with running(hotloop(path, args.threads, "", [*options, *args.serve_args.split()])) as url:
-            measured = measure(engine, url, args)
+        with running(hotloop(path, [*options, *args.serve_args.split()])) as server:
+            measured = measure(engine, server.url, args)
     except ServerError as error:
         sys.exit(f"overhead.py: {error}")
     print(
