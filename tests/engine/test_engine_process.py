@@ -319,7 +319,7 @@ def test_the_engine_ends_with_its_server(model: Path) -> None:
     assert server.stdout is not None
     assert server.stdin is not None
     pid = int(server.stdout.readline())
-    assert os.getsid(pid) == pid != os.getsid(server.pid)  # out of reach of the terminal
+    assert os.getpgid(pid) == pid != os.getpgid(server.pid)  # out of reach of the terminal
     pidfd = os.pidfd_open(pid)
     server.kill()
     server.wait()
