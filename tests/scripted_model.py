@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ def write_scripted_model(path: Path, scripts: Sequence[Script], *, context_lengt
     head = np.zeros_like(embeddings)
     for token_id, successor in enumerate(successors):
         head[successor] += embeddings[token_id] * (_LOGIT / _HIDDEN_SIZE)
-    sizes = {"num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 32, "intermediate_size": 32}
+    sizes: dict[str, Any] = {"num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 32, "intermediate_size": 32}
     tensors = {
         "token_embd.weight": embeddings,
         "output.weight": head,

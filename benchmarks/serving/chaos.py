@@ -20,9 +20,7 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -31,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from exchange import Exchange, get, post
-from mixed_load import WORDS
-from soak import ready
+from servers import ServerError, hotloop, running
+
+from hotloop.bench.serving.prompts import random_words
 
 WATCHDOG_S = 3.0
 MOST_GAP_S = 5.0  # of a kill
@@ -40,7 +39,6 @@ MOST_GAP_S = 5.0  # of a kill
 
 def body_of(index: int, tokens: int) -> dict[str, Any]:
     """The request of a stream: always the same."""
-    words = random.Random(index).choices(WORDS, k=8 + 5 * index)
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 0.9, "top_k": 40, "logprobs": 3},
@@ -56,7 +54,8 @@ def body_of(index: int, tokens: int) -> dict[str, Any]:
         {"temperature": 1.0, "logit_bias": {"7": 3.0, "28": -5.0}, "stop_token_ids": [199, 511], "n": 2, "logprobs": 2},
         {"temperature": 0, "repetition_penalty": 1.1, "ignore_eos": True},
     ]
-    body = {"prompt": " ".join(words), "max_tokens": tokens, "seed": 1000 + index, "ignore_eos": index % 3 > 0}
+    prompt = random_words(8 + 5 * index, random.Random(index))
+    body = {"prompt": prompt, "max_tokens": tokens, "seed": 1000 + index, "ignore_eos": index % 3 > 0}
     return {"stream": True, "return_token_ids": True, **body, **kinds[index % len(kinds)]}
 
 
@@ -211,21 +210,15 @@ def main() -> None:
     parser.add_argument("serve_options", nargs="*")
     args = parser.parse_args()
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "hotloop.cli.main", "serve", args.model, "--port", str(port)]
-    command += ["--watchdog-s", str(WATCHDOG_S), *args.serve_options]
     rng = random.Random(args.seed)
     signals = [signal.SIGKILL] * args.kills + [signal.SIGSTOP] * args.stalls
     rng.shuffle(signals)
-    with open(args.log, "wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            asyncio.run(ready(port, process))
-            chaos = Chaos(port, process.pid, args.streams, args.tokens, rng)
+    try:
+        with running(hotloop(args.model, ["--watchdog-s", str(WATCHDOG_S), *args.serve_options]), args.log) as server:
+            chaos = Chaos(server.port, server.process.pid, args.streams, args.tokens, rng)
             asyncio.run(run(chaos, signals))
-        finally:
-            process.kill()
+    except ServerError as error:
+        sys.exit(f"chaos.py: {error}")
     gaps: dict[signal.Signals, list[float]] = {signal.SIGKILL: [], signal.SIGSTOP: []}
     for disturbance in chaos.disturbances:
         gaps[disturbance.signal].append(disturbance.gap_s)

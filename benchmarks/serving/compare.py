@@ -100,9 +100,9 @@ def parse() -> argparse.Namespace:
 
 def commands(args: argparse.Namespace, binaries: Path) -> dict[str, Command]:
     slot_tokens = -(-(args.prompt_tokens + args.output_tokens + 32) // 256) * 256
-    size = ["--max-num-seqs", str(args.concurrency), *args.hotloop_args.split()]
+    size = ["--threads", str(args.threads), "--max-num-seqs", str(args.concurrency), *args.hotloop_args.split()]
     return {
-        OURS: hotloop(args.model, args.threads, "avx2" if args.isa == "avx2" else "", size),
+        OURS: hotloop(args.model, size, "avx2" if args.isa == "avx2" else ""),
         THEIRS: llama_server(
             binaries / SERVER, args.model, args.threads, args.concurrency, slot_tokens,
             args.llama_args.split(),
@@ -137,7 +137,7 @@ def main() -> None:
 
     try:
         with ExitStack() as stack:
-            urls = {side: stack.enter_context(running(command)) for side, command in commands(args, binaries).items()}
+            urls = {side: stack.enter_context(running(command)).url for side, command in commands(args, binaries).items()}
             rounds = measure_rounds(urls, args.rounds, load)
     except ServerError as error:
         sys.exit(f"compare.py: {error}")

@@ -15,12 +15,9 @@ from typing import Any
 
 from exchange import Exchange, get, post
 
+from hotloop.bench.serving.prompts import WORDS, random_words
+
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-WORDS = [
-    "river", "stone", "morning", "engine", "letter", "garden", "window", "paper", "silver", "winter", "station", "number",
-    "island", "kitchen", "yellow", "market", "mountain", "bridge", "circle", "doctor", "evening", "forest", "machine",
-    "ocean", "planet", "question", "reason", "season", "theory", "village",
-]  # fmt: skip
 
 _TOO_MANY = 200  # failures: no need to go on
 
@@ -58,13 +55,13 @@ class MixedLoad:
             self.requests[kind] += 1
 
     def prompt(self, num_words: int) -> str:
-        return " ".join(self.rng.choices(WORDS, k=num_words))
+        return random_words(num_words, self.rng)
 
     async def short(self) -> None:
         """One of few requests, so that each comes many times: its text must be the same every time."""
         number = self.rng.randrange(40)
         body = {
-            "model": self.model, "messages": [{"role": "user", "content": f"{WORDS[number % 30]} {number}"}],
+            "model": self.model, "messages": [{"role": "user", "content": f"{WORDS[number]} {number}"}],
             "max_tokens": 8 + number % 25, "seed": number, "temperature": 0.8 * (number % 3 > 0),
         }  # fmt: skip
         if number % 4 == 0:

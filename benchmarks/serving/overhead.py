@@ -41,13 +41,11 @@ from hotloop.engine.loading import PREFILL_TOKENS_BESIDE_DECODES, LoadedEngine, 
 from hotloop.machine import default_num_threads
 from hotloop.request import RequestId
 from hotloop.telemetry.ceilings import measure_read_bandwidth
+from hotloop.telemetry.timings import PARTS
 from hotloop.weights.resolve import resolve
 
 _PROMPTS = Lengths(16, 256)
 _OUTPUTS = Lengths(8, 64)
-_PARTS = (
-    "queued_s", "own_prefill_s", "own_decode_s", "others_prefill_s", "preempted_s", "engine_overhead_s", "recovery_s"
-)  # fmt: skip
 
 
 def bare_events_s(engine: LoadedEngine, prompts: Sequence[str], max_tokens: int) -> list[list[float]]:
@@ -82,7 +80,7 @@ def account_errors(answers: Sequence[Answer]) -> dict[str, float]:
         assert t is not None, "the server sends no timings"
         e2e_s = t["e2e_s"]
         identity_s.append(abs(e2e_s - (t["ttft_s"] + t["tpot_s"] * (t["drawn_tokens"] - 1))))
-        parts_s.append(abs(e2e_s - sum(t[part] for part in _PARTS)))
+        parts_s.append(abs(e2e_s - sum(t[part] for part in PARTS)))
         stopwatch.append((answer.e2e_s - e2e_s) / answer.e2e_s)
     return {
         "identity_error_s_max": max(identity_s),
@@ -193,11 +191,11 @@ def main() -> None:
     print(f"ceiling: {ceiling / 1e9:.1f} GB/s with {args.threads} threads; load average before: {load_average:.1f}")
     path: Path = resolve(args.model)
     size = {"max_num_seqs": args.streams, "max_model_len": 1024, "threads": args.threads}
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in size.items() if name != "threads"]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in size.items()]
     engine = load_engine(path, {**size, "prefill_tokens_beside_decodes": PREFILL_TOKENS_BESIDE_DECODES})
     try:
-        with running(hotloop(path, args.threads, "", [*options, *args.serve_args.split()])) as url:
-            measured = measure(engine, url, args)
+        with running(hotloop(path, [*options, *args.serve_args.split()])) as server:
+            measured = measure(engine, server.url, args)
     except ServerError as error:
         sys.exit(f"overhead.py: {error}")
     print(

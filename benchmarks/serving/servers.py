@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 _START_S = 120.0
 _STOP_S = 30.0
@@ -33,10 +34,20 @@ class Command:
     isa: str = ""
 
 
-def hotloop(model: Path, threads: int, isa: str, options: Sequence[str]) -> Command:
+class Server(NamedTuple):
+    """One that runs."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+def hotloop(model: str | Path, options: Sequence[str], isa: str = "") -> Command:
     """isa: kernel set, "" for the best."""
-    command = (sys.executable, "-m", "hotloop.cli.main", "serve", str(model), "--threads", str(threads), *options)
-    return Command(command, "/ready", isa)
+    return Command((sys.executable, "-m", "hotloop.cli.main", "serve", str(model), *options), "/ready", isa)
 
 
 def llama_server(
@@ -48,18 +59,21 @@ def llama_server(
 
 
 @contextmanager
-def running(command: Command) -> Iterator[str]:
-    """Its URL. Raises ServerError."""
+def running(command: Command, log_file: str | None = None) -> Iterator[Server]:
+    """The server, once it is ready; it is ended with the context. log_file: where what it says is to stay.
+
+    Raises: ServerError.
+    """
     port = _free_port()
-    url = f"http://127.0.0.1:{port}"
     env = {**os.environ, **({"HOTLOOP_ISA": command.isa} if command.isa else {})}
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() if log_file is None else open(log_file, "w+b") as log:
         arguments = [*command.arguments, "--port", str(port)]
         process = subprocess.Popen(arguments, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        server = Server(port, process)
         try:
-            if not _wait_until_ready(process, url + command.ready_path):
+            if not _wait_until_ready(process, server.url + command.ready_path):
                 raise ServerError("the server is not ready")
-            yield url
+            yield server
         except ServerError as error:
             log.seek(0)
             said = log.read().decode(errors="replace").strip()

@@ -15,9 +15,7 @@ import asyncio
 import json
 import random
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -28,6 +26,7 @@ from typing import Any, NamedTuple
 from exchange import Exchange, get
 from mixed_load import MixedLoad, WrongAnswerError
 from prometheus_client.parser import text_string_to_metric_families
+from servers import ServerError, hotloop, running
 
 GAUGES = ("hotloop:num_requests_running", "hotloop:num_requests_waiting", "hotloop:kv_cache_usage_perc")
 MOST_GROWTH = 0.03
@@ -162,18 +161,6 @@ def summary(soak: Soak, model: str, minutes: float, warmup_minutes: float, clien
     }
 
 
-async def ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    while process.poll() is None:
-        try:
-            async with Exchange(port, get("/ready")) as exchange:
-                if exchange.status == 200:
-                    return
-        except OSError:
-            pass
-        await asyncio.sleep(0.1)
-    sys.exit(f"the server ended with status {process.returncode}; see its log")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -185,23 +172,17 @@ def main() -> None:
     parser.add_argument("serve_options", nargs="*")
     args = parser.parse_args()
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "hotloop.cli.main", "serve", args.model, "--port", str(port)]
-    command += ["--served-model-name", "m", "--kv-cache-memory-bytes", str(POOL_BYTES), *args.serve_options]
-    with open(args.log, "wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            asyncio.run(ready(port, process))
-            soak = Soak(MixedLoad(port, "m", random.Random(args.seed)))
+    options = ["--served-model-name", "m", "--kv-cache-memory-bytes", str(POOL_BYTES), *args.serve_options]
+    try:
+        with running(hotloop(args.model, options), args.log) as server:
+            soak = Soak(MixedLoad(server.port, "m", random.Random(args.seed)))
             asyncio.run(run(soak, args.minutes, args.clients))
-            process.send_signal(signal.SIGTERM)
-            status = process.wait(60)
+            server.process.send_signal(signal.SIGTERM)
+            status = server.process.wait(60)
             if status:
                 soak.load.fail(f"SIGTERM: the server's exit status is {status}")
-        finally:
-            if process.poll() is None:
-                process.kill()
+    except ServerError as error:
+        sys.exit(f"soak.py: {error}")
     result = summary(soak, args.model, args.minutes, args.warmup_minutes, args.clients)
     for process_name in ("server", "engine"):
         if result[f"{process_name}_resident_growth"] > MOST_GROWTH:

@@ -51,12 +51,10 @@ def engine_process(
         patch.setenv("PYTHONPATH", str(TESTS), prepend=":")
         module = "engine.faulty_worker" if faulty else "hotloop.engine.worker"
         engine = start_engine_process(model, options, watchdog_s=watchdog_s, module=module)
-        client = engine.client
-        assert isinstance(client, SupervisedClient)
         try:
-            yield client, engine.inputs
+            yield engine.client, engine.inputs
         finally:
-            client.close()
+            engine.client.close()
 
 
 def requests_of(inputs: InputProcessor, jobs: Sequence[Job]) -> list[list[Request]]:

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -24,9 +25,10 @@ from hotloop.engine import starts
 from hotloop.engine.loading import ConnectedEngine
 from hotloop.engine.serving import start_engine_process
 from hotloop.engine.supervisor import SupervisedClient
-from hotloop.errors import CapacityError, EngineDeadError, InvalidRequestError, ModelFileError
+from hotloop.errors import CapacityError, EngineDeadError, HotloopError, InvalidRequestError, ModelFileError
 from hotloop.request import RequestId, Timeline, TokenDelta
 from hotloop.telemetry.steps import StepReport
+from hotloop.telemetry.timings import PARTS
 from tiny_models import random_tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
@@ -41,10 +43,7 @@ def mixed_jobs(num: int = 12, max_tokens: int = 40) -> list[Job]:
 
 
 def parts(timeline: Timeline) -> float:
-    return (
-        timeline.queued_s + timeline.own_prefill_s + timeline.own_decode_s + timeline.others_prefill_s
-        + timeline.preempted_s + timeline.engine_overhead_s + timeline.recovery_s
-    )  # fmt: skip
+    return sum(float(getattr(timeline, part)) for part in PARTS)
 
 
 def kill(client: SupervisedClient, number: int = signal.SIGKILL) -> None:
@@ -265,6 +264,17 @@ def test_a_process_that_can_not_be_made_is_tried_again(model: Path, monkeypatch:
         assert len(os.listdir("/proc/self/fd")) == files
 
 
+def test_a_first_process_that_can_not_be_made_is_told(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 120)  # no socket has a path so long
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(HotloopError, match="no process could be started for the engine: File name too long"):
+        start_engine_process(model, {}, watchdog_s=60)
+    assert not list(folder.iterdir())
+
+
 def test_a_start_that_hangs_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starts, "_LEAST_LIMIT_S", 0.1)
     jobs = mixed_jobs(2)
@@ -309,7 +319,7 @@ def test_the_engine_ends_with_its_server(model: Path) -> None:
     assert server.stdout is not None
     assert server.stdin is not None
     pid = int(server.stdout.readline())
-    assert os.getsid(pid) == pid != os.getsid(server.pid)  # out of reach of the terminal
+    assert os.getpgid(pid) == pid != os.getpgid(server.pid)  # out of reach of the terminal
     pidfd = os.pidfd_open(pid)
     server.kill()
     server.wait()

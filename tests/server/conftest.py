@@ -1,4 +1,5 @@
-"""A scripted model, an AsyncLLM on it and a server around that, for each test module."""
+"""Servers in this process around an AsyncLLM on a scripted model, one for each test module; and two that are processes of
+their own, with an engine process each, which the tests of a session share."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +10,24 @@ import pytest
 from hotloop import AsyncLLM
 from scripted_model import write_scripted_model
 from server.live import live_server
+from server.models import SCRIPTS, STRICT_TEMPLATE, Scripted
+from server.serving import ServerProcess
+from tiny_models import write_tiny_model
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def hotloop_home(home: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        path = tmp_path_factory.mktemp("home")
-        patch.setenv("HOTLOOP_HOME", str(path))
-        yield path
+        patch.setenv("HOTLOOP_HOME", str(home))
+        yield
+
+
+# ---- in this process ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +51,47 @@ def url(llm: AsyncLLM) -> Iterator[str]:
 def client(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=30) as session:
         yield session
+
+
+# ---- processes of their own -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def scripted_model(home: Path) -> tuple[Path, list[int]]:
+    """The file, and the token that starts each script. Texts go on for ever; the context is long enough for that."""
+    path = home / "scripted.gguf"
+    return path, write_scripted_model(path, list(SCRIPTS.values()), context_length=100_000)
+
+
+@pytest.fixture(scope="session")
+def scripted_path(scripted_model: tuple[Path, list[int]]) -> Path:
+    return scripted_model[0]
+
+
+@pytest.fixture(scope="session")
+def scripted(home: Path, scripted_model: tuple[Path, list[int]]) -> Iterator[Scripted]:
+    path, starts = scripted_model
+    prompts = {name: [start] for name, start in zip(SCRIPTS, starts, strict=True)}
+    with ServerProcess(path, "--served-model-name", "scripted", home=home) as server:
+        yield Scripted(server, prompts)
+
+
+@pytest.fixture(scope="session")
+def tiny_server(home: Path) -> Iterator[ServerProcess]:
+    """A random model with a context of 128 tokens; its answers depend on every parameter."""
+    template = {"tokenizer.chat_template": STRICT_TEMPLATE}
+    model = write_tiny_model(home / "tiny.gguf", formats="Q8_0", metadata=template)
+    with ServerProcess(model, "--served-model-name", "tiny", home=home) as server:
+        yield server
+
+
+@pytest.fixture
+def scripted_client(scripted: Scripted) -> Iterator[httpx.Client]:
+    with scripted.server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def tiny_client(tiny_server: ServerProcess) -> Iterator[httpx.Client]:
+    with tiny_server.client() as client:
+        yield client

@@ -12,34 +12,37 @@ import uvloop
 
 from hotloop import AsyncLLM
 from hotloop.engine.fingerprint import system_fingerprint
-from hotloop.server.admission import Admission
+from hotloop.server.admission import Admission, engine_capacity
 from hotloop.server.app import create_app
 from hotloop.server.connection import Connection, Limits
 from hotloop.server.edge import guarded
+from hotloop.server.health import Health
 from hotloop.server.lifecycle import Lifecycle
 from hotloop.server.service import Service
 from hotloop.server.settings import ServeSettings
 from hotloop.telemetry.prometheus import Metrics
 
 
-class Healthy:
-    def status(self) -> tuple[int, str]:
-        return 200, "no work"
+class IdleEngine:
+    """What /health sees of an engine that is well."""
 
-    def readiness(self) -> tuple[int, str]:
-        return 200, "ready"
+    state = "ready"
+    num_live = 0
+    last_progress_s = 0.0
+    longest_step_s = 0.0
 
 
 def make_service(llm: AsyncLLM, *, capacity: int | None = None, **settings: Any) -> Service:
     """capacity: of the engine's queue; None for what `hotloop serve` gives it."""
     serve = ServeSettings(**{"model_names": ("tiny",), **settings})
-    info, client, most = llm.info, llm._pump.client, llm.config.max_num_seqs
-    admission = Admission(serve, capacity or most + max(1, most // 4))
+    info, client = llm.info, llm._pump.client
+    admission = Admission(serve, capacity or engine_capacity(llm.config.max_num_seqs))
     client.observer = metrics = Metrics(
-        serve.model_names[0], llm.config, info.num_blocks, 1e9, num_open=lambda: llm._pump.num_open,
+        serve.model_names[0], llm.config, info.num_blocks, 1e9, num_open=lambda: llm.num_open,
         num_queued=lambda: admission.num_queued,
     )  # fmt: skip
-    return Service(llm, serve, admission, metrics, Healthy(), system_fingerprint(llm.path, llm.config))
+    health = Health(IdleEngine(), lambda: llm.failure, Lifecycle(serve.drain_timeout_s), watchdog_s=serve.watchdog_s)
+    return Service(llm, serve, admission, metrics, health, system_fingerprint(llm.path, llm.config))
 
 
 @contextmanager

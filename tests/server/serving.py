@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -54,8 +54,8 @@ class ServerProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            self.process.send_signal(signal.SIGINT)  # the second one: at once
+            for number in (signal.SIGTERM, signal.SIGINT):  # the second one: at once; of two alike one might be lost
+                self.process.send_signal(number)
         self.wait()
 
     def wait(self, timeout_s: float = 30) -> int:
@@ -142,3 +142,11 @@ def metric(client: httpx.Client, name: str) -> float:
     samples = [line for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
     assert samples, f"no metric {name}"
     return sum(float(line.rpartition(" ")[2]) for line in samples)
+
+
+def eventually(holds: Callable[[], bool], what: str = "what was waited for", timeout_s: float = 60) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.005)

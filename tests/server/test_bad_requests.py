@@ -37,7 +37,9 @@ def still_serves(client: httpx.Client) -> Any:
     [
         b"", b"[]", b"null", b"123", b'"str"', b"{", b'{"prompt": "a", "max_tok', b"\xff\xfe", b"[" * 100_000,
         b'{"a":' * 50_000, b"{}", b'{"prompt": NaN}', b'{"prompt": "a", "temperature": 1e999}', b'{"prompt": "\\ud800"}',
-        b'{"prompt": "a", "temperature": Infinity}', b"{}{}", b'{"prompt": ' + b"1" * 5000 + b"}", b'{"nonsense": 1}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "top_p": NaN}', b'{"prompt": "a", "logit_bias": {"5": NaN}}', b'{"prompt": "a", "timeout_s": 1e999}',
+        b"{}{}", b'{"prompt": ' + b"1" * 5000 + b"}", b'{"nonsense": 1}',
         b'{"messages": "hi"}', b'{"messages": 5}', b'{"prompt": {}}', b'{"tokens": "a"}', b'{"tokens": [1.5]}',
     ],
 )  # fmt: skip
@@ -67,7 +69,8 @@ def test_media_types_of_json(client: httpx.Client, kind: str) -> None:
         {"logit_bias": {"999999": 5}}, {"logit_bias": {"-1": 5}}, {"logit_bias": {"abc": 5}}, {"logit_bias": {"5": 101}},
         {"logit_bias": [5]}, {"logit_bias": {"5": "x"}},
         {"stop": ""}, {"stop": ["", "x"]}, {"stop": 5}, {"stop": [5]}, {"stop": ["a"] * 17}, {"stop": {"a": 1}},
-        {"stop_token_ids": [10**6]}, {"stop_token_ids": [-1]}, {"stop_token_ids": 5}, {"stop_token_ids": ["a"]},
+        {"stop_token_ids": {"5": 1}}, {"stop_token_ids": ""}, {"stop_token_ids": {}}, {"timeout_s": 0}, {"priority": 1e3},
+        {"echo": 1}, {"stop_token_ids": [10**6]}, {"stop_token_ids": [-1]}, {"stop_token_ids": 5}, {"stop_token_ids": ["a"]},
         {"temperature": -0.1}, {"temperature": "hot"}, {"temperature": True}, {"temperature": [1]},
         {"top_p": 0}, {"top_p": 1.0001}, {"top_p": -1}, {"min_p": -0.1}, {"min_p": 1.1}, {"top_k": -2}, {"top_k": 1.5},
         {"repetition_penalty": 0}, {"repetition_penalty": -1}, {"presence_penalty": 2.1}, {"frequency_penalty": -2.1},
@@ -165,13 +168,14 @@ def test_too_many_choices(client: httpx.Client) -> None:
 
 
 def test_routes_that_are_not_there(client: httpx.Client) -> None:
-    for path in ("/", "/v1", "/v1/chat/completions/", "/V1/models", "/v1/embeddings", "/v1/responses", "/docs"):
+    for path in ("/", "/v1", "/v1/chat/completion", "/v1/chat/completions/", "/V1/models", "/v1/embeddings", "/docs"):
         assert path in check_refused(client.post(path, json={}), 404)["message"]
     assert "not offered" in check_refused(client.post("/v1/embeddings", json={}), 404)["message"]
     error = check_refused(client.get(CHAT), 405)
     assert error["code"] == "method_not_allowed"
     assert "POST" in error["message"]
     assert client.get(CHAT).headers["allow"] == "POST"
+    assert "GET" in check_refused(client.post("/health"), 405)["message"]
     error = check_refused(client.post(COMPLETIONS, json={"prompt": "a", "model": "gpt-4"}), 404)
     assert error["code"] == "model_not_found"
     assert "'tiny'" in error["message"]
@@ -179,7 +183,9 @@ def test_routes_that_are_not_there(client: httpx.Client) -> None:
 
 
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    st.none() | st.booleans() | st.integers() | st.integers(-3, 300) | st.text(max_size=20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from([2**31, 2**63, 2**64, 10**300, 1e308, "", "1", "\ud800", "\0", "<|im_end|>"]),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )

@@ -11,10 +11,7 @@ from hotloop.bench.serving.load import run_closed
 from hotloop.bench.serving.prompts import Lengths
 from hotloop.bench.serving.serve import ServeOptions, bench_serve_blocking
 from hotloop.bench.serving.target import Endpoint, find_target
-
-PARTS = (
-    "queued_s", "own_prefill_s", "own_decode_s", "others_prefill_s", "preempted_s", "engine_overhead_s", "recovery_s"
-)  # fmt: skip
+from hotloop.telemetry.timings import PARTS
 
 
 def bench(url: str, endpoint: Endpoint, **options: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from hotloop import AsyncLLM
 from server.live import live_server, make_service, serving
+from server.serving import eventually
 
 LONG = {"prompt": "abc", "max_tokens": 1900, "ignore_eos": True}
 
@@ -29,13 +30,6 @@ class Steps:
         patch.setattr(self.core, "step", lambda: (time.sleep(0.01), step())[1])
         patch.setattr(client, "abort", lambda ids: (self.asked.append(self.core.steps.num_steps), ask(ids))[1])
         patch.setattr(self.core, "abort", lambda name: (leave(name), self.left.append(self.core.steps.num_steps))[0])
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < deadline_s, "it does not happen"
-        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -60,13 +54,13 @@ def posted(url: str, body: dict[str, Any], buffer: int | None = None) -> Iterato
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_leaves_is_gone_within_two_steps(url: str, llm: AsyncLLM, steps: Steps, stream: bool) -> None:
     with posted(url, {**LONG, "n": 2, "stream": stream}) as leaving:
-        wait_until(lambda: llm._pump.num_open == 2)
+        eventually(lambda: llm._pump.num_open == 2)
         start = steps.core.steps.num_steps
-        wait_until(lambda: steps.core.steps.num_steps > start + 3)
+        eventually(lambda: steps.core.steps.num_steps > start + 3)
         if stream:
             assert b"200 OK" in leaving.recv(1000)
         before = steps.core.steps.num_steps
-    wait_until(lambda: llm._pump.num_open == 0 and not steps.core.has_work)
+    eventually(lambda: llm._pump.num_open == 0 and not steps.core.has_work)
     assert len(steps.asked) == 1
     assert len(steps.left) == 2
     assert all(step - before <= 2 for step in steps.left)
@@ -79,7 +73,7 @@ def test_only_the_one_that_leaves_ends(url: str, llm: AsyncLLM, steps: Steps) ->
         body = {"prompt": "abc", "max_tokens": 40, "ignore_eos": True}
         other = threading.Thread(target=lambda: answers.append(client.post("/v1/completions", json=body)))
         other.start()
-        wait_until(lambda: llm._pump.num_open == 2)
+        eventually(lambda: llm._pump.num_open == 2)
         leaving.close()
         other.join()
     assert answers[0].json()["usage"]["completion_tokens"] == 40
@@ -90,12 +84,12 @@ def test_only_the_one_that_leaves_ends(url: str, llm: AsyncLLM, steps: Steps) ->
 def test_who_leaves_while_waiting_for_a_turn(llm: AsyncLLM, steps: Steps, stream: bool) -> None:
     service = make_service(llm, capacity=1)
     with serving(service) as url, posted(url, LONG):
-        wait_until(lambda: service.admission.num_running == 1)
+        eventually(lambda: service.admission.num_running == 1)
         with posted(url, {**LONG, "stream": stream}):
-            wait_until(lambda: service.admission.num_queued == 1)
-        wait_until(lambda: service.admission.num_queued == 0)
+            eventually(lambda: service.admission.num_queued == 1)
+        eventually(lambda: service.admission.num_queued == 0)
         assert (service.admission.num_running, llm._pump.num_open) == (1, 1)
-    wait_until(lambda: not steps.core.has_work)
+    eventually(lambda: not steps.core.has_work)
     assert len(steps.left) == 1
 
 
@@ -107,8 +101,8 @@ def test_a_reader_that_stops_holds_up_nobody_and_is_dropped(llm: AsyncLLM, steps
             assert stopped.recv(100)
             answer = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 100, "ignore_eos": True})
             assert answer.json()["usage"]["completion_tokens"] == 100
-            wait_until(lambda: len(steps.left) == 14)
-            wait_until(lambda: 'finished_reason="abort",model_name="tiny"} 1.0' in client.get("/metrics").text)
+            eventually(lambda: len(steps.left) == 14)
+            eventually(lambda: 'finished_reason="abort",model_name="tiny"} 1.0' in client.get("/metrics").text)
             stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             rest = b""
             while data := stopped.recv(1 << 20):
@@ -121,8 +115,8 @@ def test_a_slow_reader_gets_everything_merged(llm: AsyncLLM) -> None:  # known f
     with live_server(llm) as url:
         body = {**LONG, "n": 4, "logprobs": 20, "stream": True, "return_token_ids": True}
         with posted(url, body, buffer=4096) as slow:
-            wait_until(lambda: llm._pump.num_open > 0)
-            wait_until(lambda: llm._pump.num_open == 0)
+            eventually(lambda: llm._pump.num_open > 0)
+            eventually(lambda: llm._pump.num_open == 0)
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
             with slow.makefile("rb") as file:
                 lines = [line for line in file_until_done(file) if line.startswith(b"data: {")]

@@ -17,23 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-from scripted_model import write_scripted_model
 from server.serving import DONE, Event, ServerProcess, finish_reasons, metric, streaming, text_of
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = 90_000
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def model(home: Path) -> Path:
-    path = home / "scripted.gguf"
-    write_scripted_model(path, [["a"]], context_length=100_000)
-    return path
 
 
 def body(max_tokens: int) -> dict[str, Any]:
@@ -84,9 +71,11 @@ def wait_until_draining(client: httpx.Client) -> None:
         assert time.monotonic() < deadline
 
 
-def test_a_drain_lets_everything_end_and_takes_nothing_new(home: Path, model: Path, threads: ThreadPoolExecutor) -> None:
+def test_a_drain_lets_everything_end_and_takes_nothing_new(
+    home: Path, scripted_path: Path, threads: ThreadPoolExecutor
+) -> None:
     # known fault B79
-    with ServerProcess(model, "--max-num-seqs", "2", home=home) as server, server.client() as client:
+    with ServerProcess(scripted_path, "--max-num-seqs", "2", home=home) as server, server.client() as client:
         running = start(client, threads, 2, 3000)
         more = [Reader(client, threads, 50) for _ in range(4)]  # these wait for the engine, some of them in the server
         time.sleep(0.2)
@@ -110,10 +99,10 @@ def test_a_drain_lets_everything_end_and_takes_nothing_new(home: Path, model: Pa
 
 
 def test_streams_that_take_too_long_end_with_an_error_event(
-    home: Path, model: Path, threads: ThreadPoolExecutor
+    home: Path, scripted_path: Path, threads: ThreadPoolExecutor
 ) -> None:  # known faults B79, B134
     limits = ["--max-num-seqs", "2", "--drain-timeout-s", "0"]
-    with ServerProcess(model, *limits, home=home) as server, server.client() as client:
+    with ServerProcess(scripted_path, *limits, home=home) as server, server.client() as client:
         running = start(client, threads, 2, ENDLESS)
         waiting = [Reader(client, threads, ENDLESS) for _ in range(3)]  # one in the engine, the others in the server
         whole = threads.submit(client.post, COMPLETIONS, json=body(ENDLESS))
@@ -137,9 +126,9 @@ def test_streams_that_take_too_long_end_with_an_error_event(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(
-    home: Path, model: Path, threads: ThreadPoolExecutor, number: signal.Signals
+    home: Path, scripted_path: Path, threads: ThreadPoolExecutor, number: signal.Signals
 ) -> None:  # known fault B79
-    with ServerProcess(model, home=home) as server, server.client() as client:
+    with ServerProcess(scripted_path, home=home) as server, server.client() as client:
         (reader,) = start(client, threads, 1, ENDLESS)
         engine = server.engine_pid()
         server.process.send_signal(number)
@@ -153,16 +142,16 @@ def test_a_second_signal_ends_at_once(
             time.sleep(0.05)
 
 
-def test_an_idle_server_ends_at_once_whatever_connections_are_open(home: Path, model: Path) -> None:
-    with ServerProcess(model, home=home) as server, server.client() as client:
+def test_an_idle_server_ends_at_once_whatever_connections_are_open(home: Path, scripted_path: Path) -> None:
+    with ServerProcess(scripted_path, home=home) as server, server.client() as client:
         assert client.get("/health").status_code == 200  # its connection stays open
         with socket.create_connection(("127.0.0.1", server.port)):  # says nothing
             server.process.send_signal(signal.SIGTERM)
             assert server.wait(5) == 0
 
 
-def test_an_idle_server_does_nothing(home: Path, model: Path) -> None:
-    with ServerProcess(model, home=home) as server, server.client(headers={"connection": "close"}) as client:
+def test_an_idle_server_does_nothing(home: Path, scripted_path: Path) -> None:
+    with ServerProcess(scripted_path, home=home) as server, server.client(headers={"connection": "close"}) as client:
         client.post(COMPLETIONS, json=body(5))
         time.sleep(1.0)  # what the last request left behind
         pids = [server.process.pid, server.engine_pid()]
@@ -186,17 +175,17 @@ def serve(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_what_keeps_a_server_from_starting_is_said_in_a_sentence(home: Path, model: Path) -> None:
+def test_what_keeps_a_server_from_starting_is_said_in_a_sentence(home: Path, scripted_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        result = serve(home, str(model), "--port", str(port))
+        result = serve(home, str(scripted_path), "--port", str(port))
         assert (result.returncode, result.stderr.count("\n")) == (1, 1)
         assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in result.stderr
     for args, part in (
-        ([str(model), "--api-key", ""], "--api-key number 1 is no API key"),
-        ([str(model), "--port", "0", "--max-num-seqs", "0"], "max_num_seqs is 0"),
+        ([str(scripted_path), "--api-key", ""], "--api-key number 1 is no API key"),
+        ([str(scripted_path), "--port", "0", "--max-num-seqs", "0"], "max_num_seqs is 0"),
     ):
         result = serve(home, *args)
         assert result.returncode == 1

@@ -27,12 +27,10 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    folder = tmp_path_factory.mktemp("edge")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOTLOOP_HOME", str(folder))
-        llm = AsyncLLM(write_tiny_model(folder / "tiny.gguf", "llama", formats="Q8_0", context_length=400))
-        yield llm
-        llm.close()
+    model = write_tiny_model(tmp_path_factory.mktemp("edge") / "tiny.gguf", "llama", formats="Q8_0", context_length=400)
+    llm = AsyncLLM(model)
+    yield llm
+    llm.close()
 
 
 class Edge:

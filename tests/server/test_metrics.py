@@ -18,12 +18,10 @@ GAUGES = ("running", "waiting", "queued")
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOTLOOP_HOME", str(tmp_path_factory.mktemp("home")))
-        model = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context_length=2048)
-        llm = AsyncLLM(model)
-        yield llm
-        llm.close()
+    model = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf", context_length=2048)
+    llm = AsyncLLM(model)
+    yield llm
+    llm.close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from scripted_model import write_scripted_model
-from server.serving import DONE, ServerProcess, finish_reasons, metric, streaming, text_of
+from server.serving import DONE, ServerProcess, eventually, finish_reasons, metric, streaming, text_of
 
 COMPLETIONS = "/v1/completions"
 ENDLESS = 90_000
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def model(home: Path) -> Path:
-    path = home / "scripted.gguf"
-    write_scripted_model(path, [["a"]], context_length=100_000)
-    return path
 
 
 @pytest.fixture
@@ -43,26 +30,19 @@ def body(max_tokens: int, **fields: Any) -> dict[str, Any]:
     return {"prompt": "abc", "max_tokens": max_tokens, "temperature": 0, **fields}
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def queued(client: httpx.Client) -> float:
     return metric(client, "hotloop:num_requests_queued")
 
 
-def test_a_full_queue_refuses_early_and_says_until_when(home: Path, model: Path, threads: ThreadPoolExecutor) -> None:
+def test_a_full_queue_refuses_early_and_says_until_when(home: Path, scripted_path: Path, threads: ThreadPoolExecutor) -> None:
     # known fault B85
     limits = ["--max-num-seqs", "1", "--max-queued-requests", "8"]
-    with ServerProcess(model, *limits, home=home) as server, server.client() as client:
+    with ServerProcess(scripted_path, *limits, home=home) as server, server.client() as client:
         with streaming(client, COMPLETIONS, body(ENDLESS)) as events:
             next(events)
             waiting = [threads.submit(client.post, COMPLETIONS, json=body(20)) for _ in range(3)]
             waiting += [threads.submit(client.post, COMPLETIONS, json=body(20, n=3)) for _ in range(2)]
-            wait_for(lambda: queued(client) == 8)  # one is in the engine, behind the stream
+            eventually(lambda: queued(client) == 8)  # one is in the engine, behind the stream
             start_s = time.monotonic()
             refused = [threads.submit(client.post, COMPLETIONS, json=body(20, n=1 + i % 2)) for i in range(24)]
             answers = [answer.result() for answer in refused]
@@ -84,9 +64,9 @@ def headers(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_keys_take_turns(home: Path, model: Path, threads: ThreadPoolExecutor) -> None:
+def test_keys_take_turns(home: Path, scripted_path: Path, threads: ThreadPoolExecutor) -> None:
     keys = ["--api-key", "a", "--api-key", "b", "--public-metrics"]
-    with ServerProcess(model, "--max-num-seqs", "1", *keys, home=home) as server, server.client() as client:
+    with ServerProcess(scripted_path, "--max-num-seqs", "1", *keys, home=home) as server, server.client() as client:
         ended: list[str] = []
 
         def ask(key: str) -> None:
@@ -97,18 +77,18 @@ def test_keys_take_turns(home: Path, model: Path, threads: ThreadPoolExecutor) -
         with server.client(headers=headers("a")) as keyed, streaming(keyed, COMPLETIONS, body(ENDLESS)) as events:
             next(events)
             asking = [threads.submit(ask, "a") for _ in range(8)]
-            wait_for(lambda: queued(client) == 7)
+            eventually(lambda: queued(client) == 7)
             asking += [threads.submit(ask, "b") for _ in range(2)]
-            wait_for(lambda: queued(client) == 9)
+            eventually(lambda: queued(client) == 9)
         for answer in asking:
             answer.result()
         assert ended.index("b") <= 3  # behind the one that was in the engine, and one turn of a's
         assert "b" not in ended[6:]
 
 
-def test_who_leaves_or_is_late_waits_no_longer(home: Path, model: Path) -> None:  # known fault B83
+def test_who_leaves_or_is_late_waits_no_longer(home: Path, scripted_path: Path) -> None:  # known fault B83
     with (
-        ServerProcess(model, "--max-num-seqs", "1", home=home) as server,
+        ServerProcess(scripted_path, "--max-num-seqs", "1", home=home) as server,
         server.client() as client,
         streaming(client, COMPLETIONS, body(ENDLESS)) as events,
         server.client(timeout_s=0.5) as impatient,
@@ -117,10 +97,10 @@ def test_who_leaves_or_is_late_waits_no_longer(home: Path, model: Path) -> None:
         for _ in range(3):  # the first gets into the engine
             with pytest.raises(httpx.ReadTimeout):
                 impatient.post(COMPLETIONS, json=body(5))
-        wait_for(lambda: queued(client) == 0)
+        eventually(lambda: queued(client) == 0)
         with ThreadPoolExecutor(1) as pool:
             behind = pool.submit(client.post, COMPLETIONS, json=body(5))
-            wait_for(lambda: metric(client, "hotloop:num_requests_waiting") == 1)
+            eventually(lambda: metric(client, "hotloop:num_requests_waiting") == 1)
             late = client.post(COMPLETIONS, json=body(5, timeout_s=0.3))
             assert late.status_code == 408
             assert late.json()["error"]["code"] == "deadline_exceeded"
@@ -129,8 +109,8 @@ def test_who_leaves_or_is_late_waits_no_longer(home: Path, model: Path) -> None:
             assert behind.result().status_code == 200
 
 
-def test_an_engine_that_stands_still_shows_and_is_replaced(home: Path, model: Path) -> None:  # known fault B78
-    with ServerProcess(model, "--watchdog-s", "3", home=home) as server, server.client() as client:
+def test_an_engine_that_stands_still_shows_and_is_replaced(home: Path, scripted_path: Path) -> None:  # known fault B78
+    with ServerProcess(scripted_path, "--watchdog-s", "3", home=home) as server, server.client() as client:
         assert client.get("/health").status_code == 200
         with streaming(client, COMPLETIONS, body(2000)) as events:
             got = [next(events)]
@@ -144,9 +124,9 @@ def test_an_engine_that_stands_still_shows_and_is_replaced(home: Path, model: Pa
                     ill.append(health.json()["reason"])
                 return health.status_code == 200
 
-            wait_for(lambda: not is_well())
+            eventually(lambda: not is_well())
             assert client.get("/ready").status_code == 503
-            wait_for(is_well)
+            eventually(is_well)
             assert ill[0].startswith("no step completed for ")
             assert any("started again" in reason for reason in ill)
             got += events

@@ -26,13 +26,11 @@ COMPLETIONS = "/v1/completions"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, SupervisedClient]]:
     folder = tmp_path_factory.mktemp("recovery")
     model = write_tiny_model(folder / "tiny.gguf", "llama", formats="Q8_0", context_length=400)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOTLOOP_HOME", str(folder))
-        with engine_process(model, max_num_seqs=16) as (client, inputs):
-            llm = AsyncLLM.over(ConnectedEngine(path=model, inputs=inputs, client=client, ceiling_bytes_per_s=0.0))
-            with live_server(llm) as url:
-                yield url, client
-            llm.close()
+    with engine_process(model, max_num_seqs=16) as (client, inputs):
+        llm = AsyncLLM.over(ConnectedEngine(path=model, inputs=inputs, client=client, ceiling_bytes_per_s=0.0))
+        with live_server(llm) as url:
+            yield url, client
+        llm.close()
 
 
 def body(index: int, **fields: Any) -> dict[str, Any]:

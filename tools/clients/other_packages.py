@@ -9,6 +9,7 @@ import litellm
 from checks import Server, check
 from langchain_core.messages import AIMessageChunk
 from langchain_openai import ChatOpenAI, OpenAI
+from litellm.exceptions import AuthenticationError, BadRequestError
 from openai_client import MESSAGES, SAMPLED
 from pydantic import SecretStr
 
@@ -48,8 +49,8 @@ def litellm_errors(server: Server) -> str:
     options: dict[str, Any] = {"api_base": server.v1, "messages": MESSAGES}
     seen = []
     for fields, kind in (
-        ({"api_key": server.other_key}, litellm.AuthenticationError),
-        ({"api_key": server.api_key, "temperature": -1}, litellm.BadRequestError),
+        ({"api_key": server.other_key}, AuthenticationError),
+        ({"api_key": server.api_key, "temperature": -1}, BadRequestError),
     ):
         try:
             litellm.completion(f"openai/{server.model}", **options, **fields, num_retries=0)
@@ -91,7 +92,7 @@ def langchain_completions(server: Server) -> str:
         model=server.model, base_url=server.v1, api_key=SecretStr(server.api_key), max_retries=0, temperature=0, max_tokens=8
     )
     prompts = ["The capital of France is", "Two plus two is"]
-    texts = model.batch(prompts)
+    texts = model.batch([*prompts])
     assert texts == [model.invoke(prompt) for prompt in prompts]
     assert "".join(model.stream(prompts[0])) == texts[0]
     return repr(texts)

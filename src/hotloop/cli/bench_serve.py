@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-
-
-class Endpoint(StrEnum):
-    completions = "completions"
-    chat = "chat"
 
 
 def command(
     url: Annotated[str, typer.Argument(metavar="URL", help="Such as http://127.0.0.1:8000, with or without /v1.")],
     model: Annotated[str | None, typer.Option(help="Default: the first that the server names.")] = None,
-    endpoint: Annotated[Endpoint, typer.Option(help="Which of the two to call.")] = Endpoint.completions,
+    endpoint: Annotated[Literal["completions", "chat"], typer.Option(help="Which of the two to call.")] = "completions",
     concurrency: Annotated[int, typer.Option(help="Requests in flight; each end starts the next.")] = 16,
     rate: Annotated[
         float | None,
@@ -55,8 +49,10 @@ def command(
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
     options = ServeOptions(
-        url, model, endpoint.value, concurrency, rate, requests, warmup, Lengths.parse(prompt_tokens, "--prompt-tokens"),
-        Lengths.parse(output_tokens, "--output-tokens"), Limits(ttft_limit, tpot_limit), seed, timeout, api_key, _fields(body),
+        url, model=model, endpoint=endpoint, concurrency=concurrency, requests_per_s=rate, num_requests=requests,
+        num_warmup=warmup, prompt_tokens=Lengths.parse(prompt_tokens, "--prompt-tokens"),
+        output_tokens=Lengths.parse(output_tokens, "--output-tokens"), limits=Limits(ttft_limit, tpot_limit), seed=seed,
+        timeout_s=timeout, api_key=api_key, extra=_fields(body),
     )  # fmt: skip
     result = bench_serve_blocking(options, report)
     if as_json:

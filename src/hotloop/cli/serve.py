@@ -9,19 +9,21 @@ from typing import Annotated
 import typer
 
 from hotloop.cli import options as opt
-from hotloop.server.settings import LogFormat
+from hotloop.server.settings import LogFormat, ServeSettings
+
+_DEFAULTS = ServeSettings(model_names=("model",))
 
 
 def command(
     model: opt.Model,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 is any free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.")] = _DEFAULTS.host,
+    port: Annotated[int, typer.Option(help="0 is any free one.")] = _DEFAULTS.port,
     api_key: Annotated[
         list[str] | None,
         typer.Option(help="Clients need one of these keys. May be repeated; others on this machine can see it."),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="Keys, one a line. One more is in $HOTLOOP_API_KEY, if that is set.")
+        Path | None, typer.Option(help="Keys, one a line; # begins a comment line. $HOTLOOP_API_KEY is one more key.")
     ] = None,
     public_metrics: Annotated[bool, typer.Option("--public-metrics", help="/metrics needs no key.")] = False,
     served_model_name: Annotated[
@@ -42,29 +44,37 @@ def command(
     threads: opt.Threads = None,
     isa: opt.Isa = None,
     default_max_tokens: Annotated[
-        int | None, typer.Option(help="Of requests that name no max_tokens. Default: all the room there is.")
+        int | None,
+        typer.Option(help="Of requests that name no max_tokens. Default: in chat all the room there is, else 16."),
     ] = None,
-    max_tokens_limit: Annotated[int | None, typer.Option(help="No request gets more new tokens.")] = None,
+    max_tokens_limit: Annotated[int | None, typer.Option(help="No request gets more new tokens than this.")] = None,
     max_queued_requests: Annotated[
         int, typer.Option(help="Requests that may wait for the engine; more get status 429. Every choice is one.")
-    ] = 256,
+    ] = _DEFAULTS.max_queued_requests,
     max_queued_tokens: Annotated[
-        int, typer.Option(help="The same of the prompts and max_tokens of those that wait.")
-    ] = 1_000_000,
+        int, typer.Option(help="Tokens (prompts and max_tokens) that may wait; more get status 429.")
+    ] = _DEFAULTS.max_queued_tokens,
     max_requests_per_key: Annotated[
-        int | None, typer.Option(help="That one API key has in the engine at a time; its others wait.")
+        int | None, typer.Option(help="Requests of one API key that the engine has at a time; its others wait.")
     ] = None,
-    max_body_bytes: Annotated[int, typer.Option(help="Of a request; larger ones get status 413.")] = 16 * 2**20,
-    body_timeout_s: Annotated[float, typer.Option(help="For the body of a request to arrive.")] = 30,
-    write_timeout_s: Annotated[float, typer.Option(help="A client that reads nothing so long is dropped.")] = 60,
+    max_body_bytes: Annotated[
+        int, typer.Option(help="Largest body of a request; more gets status 413.")
+    ] = _DEFAULTS.max_body_bytes,
+    body_timeout_s: Annotated[
+        float, typer.Option(help="Seconds for the body of a request to arrive; then status 408.")
+    ] = _DEFAULTS.body_timeout_s,
+    write_timeout_s: Annotated[
+        float, typer.Option(help="A client that reads nothing for so many seconds is dropped.")
+    ] = _DEFAULTS.write_timeout_s,
     drain_timeout_s: Annotated[
-        float, typer.Option(help="After SIGTERM or Ctrl-C, for running requests to end; a second signal ends at once.")
-    ] = 30,
+        float,
+        typer.Option(help="Seconds after SIGTERM or Ctrl-C for accepted requests to end; a second signal ends at once."),
+    ] = _DEFAULTS.drain_timeout_s,
     watchdog_s: Annotated[
-        float, typer.Option(help="An engine that has work and completes no step so long is started again.")
-    ] = 60,
-    log_format: Annotated[LogFormat, typer.Option(help="Of what is told on stderr.")] = "human",
-    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="The log holds prompts and answers, too.")] = False,
+        float, typer.Option(help="An engine that has work and completes no step for so many seconds is started again.")
+    ] = _DEFAULTS.watchdog_s,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of the log on stderr.")] = _DEFAULTS.log_format,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Prompts and answers go to the log, too.")] = False,
     yes: opt.Yes = False,
 ) -> None:
     """Serve a model to OpenAI clients: /v1/chat/completions, /v1/completions, /v1/models and more.
@@ -74,7 +84,6 @@ def command(
     from hotloop.cli.models import require_model
     from hotloop.server.auth import load_api_keys
     from hotloop.server.logs import configure_logging
-    from hotloop.server.settings import ServeSettings
     from hotloop.server.start import run_server
 
     path = require_model(model, yes=yes)

@@ -14,7 +14,7 @@ from typing import Any
 
 from hotloop.config import EngineConfig
 from hotloop.engine.client import EngineClient, EngineInfo
-from hotloop.engine.generation import Generation, StreamChunk
+from hotloop.engine.generation import Generation, StreamChunk, merged
 from hotloop.engine.inputs import Ask, InputProcessor, Message, Prompt
 from hotloop.engine.loading import PREFILL_TOKENS_BESIDE_DECODES, ConnectedEngine, load_engine
 from hotloop.engine.resume import Resume
@@ -138,8 +138,8 @@ class AsyncLLM:
         stream = self._pump.open(asks)
         try:
             while num_unfinished:
-                part: list[tuple[int, StreamChunk]] = []
-                content_at: dict[RequestId, int] = {}  # where in ``part`` a choice's content is
+                part: list[tuple[int, list[StreamChunk]]] = []
+                content_of: dict[RequestId, list[StreamChunk]] = {}  # what in ``part`` a choice's content goes to
                 failure: HotloopError | None = None
                 for delta in await stream.next():
                     index, generation = generations[delta.request_id]
@@ -150,17 +150,16 @@ class AsyncLLM:
                         break
                     for chunk in chunks:
                         num_unfinished -= chunk.output is not None
-                        at = content_at.get(delta.request_id)
-                        if chunk.finish_reason is None and at is not None:
-                            part[at] = (index, part[at][1].merged(chunk))
+                        if chunk.finish_reason is None and delta.request_id in content_of:
+                            content_of[delta.request_id].append(chunk)
                         else:
-                            content_at[delta.request_id] = len(part)
-                            part.append((index, chunk))
+                            content_of[delta.request_id] = [chunk]
+                            part.append((index, content_of[delta.request_id]))
                     excess = generation.take_excess()
                     if excess:
                         self._pump.close_requests(excess)
                 if part:
-                    yield part
+                    yield [(index, merged(chunks)) for index, chunks in part]
                 if failure is not None:
                     raise failure
         finally:

@@ -44,12 +44,18 @@ class StreamChunk:
     logprobs: list[dict[int, Logprob]] | None = None
     emitted_s: float = 0.0
 
-    def merged(self, later: StreamChunk) -> StreamChunk:
-        """Both as one; neither carries a finish_reason."""
-        logprobs = None if self.logprobs is None or later.logprobs is None else self.logprobs + later.logprobs
-        return StreamChunk(
-            self.text + later.text, self.token_ids + later.token_ids, None, None, self.index, logprobs, later.emitted_s
-        )
+
+def merged(chunks: Sequence[StreamChunk]) -> StreamChunk:
+    """Successive chunks of a choice as one; if there are several, none carries a finish_reason."""
+    if len(chunks) == 1:
+        return chunks[0]
+    logprobs: list[dict[int, Logprob]] | None = None
+    if all(chunk.logprobs is not None for chunk in chunks):
+        logprobs = [entry for chunk in chunks for entry in chunk.logprobs or ()]
+    return StreamChunk(
+        "".join(chunk.text for chunk in chunks), [i for chunk in chunks for i in chunk.token_ids], None, None,
+        chunks[0].index, logprobs, chunks[-1].emitted_s,
+    )  # fmt: skip
 
 
 class GenerationError(HotloopError):

@@ -26,8 +26,8 @@ _RECONNECT_MS = 20  # until the worker has made its sockets
 class EngineProcess:
     """Starts a worker and has it load a model.
 
-    ``send`` and ``kill`` may be called by any thread, one at a time; all else by one thread. The worker has a session of its
-    own, out of reach of the terminal's Ctrl-C, and ends with this process, whatever ends it: its standard input does.
+    ``send`` and ``kill`` may be called by any thread, one at a time; all else by one thread. The worker is a process group
+    of its own, out of reach of the terminal's Ctrl-C, and ends with this process, whatever ends it: its standard input does.
     """
 
     def __init__(self, path: Path, config: EngineConfig, *, module: str) -> None:
@@ -42,7 +42,7 @@ class EngineProcess:
             self.send(Start(str(path), config, logging.getLogger("hotloop").getEffectiveLevel()))
             # stdout is the client's, for what it was asked to say.
             command = [sys.executable, "-m", module, str(self._folder)]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, start_new_session=True)
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, process_group=0)
             assert self._process.stdin is not None
             resources.callback(self._process.stdin.close)  # which would end it, too
             self.pid = self._process.pid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,16 @@ from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.resolve import resolve
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedEngine(ConnectedEngine):
+    """An engine in a process of its own."""
+
+    client: SupervisedClient
+
+
 def start_engine_process(
     model: str | Path, options: Mapping[str, Any], *, watchdog_s: float, module: str = "hotloop.engine.worker"
-) -> ConnectedEngine:
+) -> SupervisedEngine:
     """``model`` and ``options`` as `load_engine`. watchdog_s: an engine that has work and completes no step for so long is
     started again. module: that the process runs; tests have their own.
 
@@ -37,4 +45,4 @@ def start_engine_process(
     except BaseException:
         client.close()
         raise
-    return ConnectedEngine(path=path, inputs=inputs, client=client, ceiling_bytes_per_s=ceiling)
+    return SupervisedEngine(path=path, inputs=inputs, client=client, ceiling_bytes_per_s=ceiling)

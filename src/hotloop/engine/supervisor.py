@@ -44,7 +44,10 @@ class SupervisedClient:
     def __init__(
         self, path: Path, config: EngineConfig, *, watchdog_s: float, module: str = "hotloop.engine.worker"
     ) -> None:
-        """Starts the engine; ``wait_until_ready`` comes next. module: that its process runs; tests have their own."""
+        """Starts the engine; ``wait_until_ready`` comes next. module: that its process runs; tests have their own.
+
+        Raises: HotloopError if the system lets no process start.
+        """
         self.observer: EngineObserver | None = None
         self.state: EngineState = "starting"
         self.last_progress_s = time.perf_counter()
@@ -65,7 +68,11 @@ class SupervisedClient:
         self._start_error: HotloopError | None = None  # what the process that starts has said
         self._has_stepped = False  # the process there is
         self._starts = Starts(watchdog_s, self.last_progress_s)
-        self._process: EngineProcess | None = self._new_process()
+        try:
+            self._process: EngineProcess | None = self._new_process()
+        except (OSError, zmq.ZMQError) as error:
+            os.close(self._wake_fd)
+            raise HotloopError(f"no process could be started for the engine: {error}") from error
 
     # ---- EngineClient -----------------------------------------------------------------------------------------------
 

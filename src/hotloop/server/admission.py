@@ -12,10 +12,15 @@ from hotloop.server.fair_queue import FairQueue, Ticket
 from hotloop.server.settings import ServeSettings
 
 
+def engine_capacity(max_num_seqs: int) -> int:
+    """A little more than run together: whoever comes next is there when one of them ends."""
+    return max_num_seqs + max(1, max_num_seqs // 4)
+
+
 class Admission:
     """The queue before the engine. Bounded; fair among API keys; whoever gives up leaves it. One event loop's.
 
-    capacity: requests that the engine is given at a time, a little more than it runs together.
+    capacity: requests that the engine is given at a time, see `engine_capacity`.
     """
 
     def __init__(self, settings: ServeSettings, capacity: int) -> None:

@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LONG_BODY = 4000  # bytes: longer ones are read and tokenized off the event loop
+_MAX_CONTAINERS = 500_000  # in a body; while Python makes and frees them, it writes no tokens
 _MAX_CHARS = 1_000_000  # of a text that may be longer than the context
 _FORM = re.compile(rb"response_format|structured_outputs|\\u00")  # names of fields may be written in escapes
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -90,7 +91,9 @@ async def off_loop(service: Service, request: Request, make: Callable[[], T], *,
 
 
 def decode_json(raw: bytes) -> object:
-    """Raises: InvalidRequestError for what is no strict JSON in UTF-8."""
+    """Raises: InvalidRequestError for what is no strict JSON in UTF-8, or might be too much of it."""
+    if raw.count(b"[") + raw.count(b"{") > _MAX_CONTAINERS:
+        raise InvalidRequestError(f"the body has more than {_MAX_CONTAINERS} opening brackets, those in texts included")
     try:
         return msgspec.json.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -86,8 +86,10 @@ def load_api_keys(given: Sequence[str], file: Path | None) -> tuple[str, ...]:
 def _keys_of(file: Path) -> list[tuple[str, str]]:
     try:
         lines = file.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"cannot read API keys from {file}: {error}") from error
+    except OSError as error:
+        raise InvalidRequestError(f"cannot read API keys from {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"cannot read API keys from {file}: it is no UTF-8 text") from error
     keys = [
         (f"line {number} of {file}", line.strip())
         for number, line in enumerate(lines, 1)

@@ -18,7 +18,7 @@ _SHARE_OF_WATCHDOG = 1 / 3  # a stall shows this early; the watchdog restarts th
 _STEPS_OF_PATIENCE = 2  # a step may take so many times as long as the longest so far
 
 
-class EngineState(Protocol):
+class WatchedEngine(Protocol):
     """See `SupervisedClient`. Reading it takes no time, whatever the engine does."""
 
     @property
@@ -35,10 +35,10 @@ class EngineState(Protocol):
 
 
 class Health:
-    """Implements service.Health: (HTTP status, reason)."""
+    """Each answer: (HTTP status, reason)."""
 
     def __init__(
-        self, engine: EngineState, failure: Callable[[], str | None], lifecycle: Lifecycle, *, watchdog_s: float
+        self, engine: WatchedEngine, failure: Callable[[], str | None], lifecycle: Lifecycle, *, watchdog_s: float
     ) -> None:
         """failure: why this process serves no more, if that is so."""
         self._engine = engine

@@ -139,7 +139,7 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         lifecycle = self._lifecycle
         await lifecycle.until_draining()
-        _log.info("draining: %d requests have %.1f s to end", lifecycle.num_answering, lifecycle.drain_left_s)
+        _log.info("draining; requests to answer: %d, within %.1f s", lifecycle.num_answering, lifecycle.drain_left_s)
         try:
             async with asyncio.timeout(lifecycle.drain_left_s):
                 await lifecycle.until_idle()

@@ -13,6 +13,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotloop.request import RequestOutput
+from hotloop.server.log_stream import BackgroundHandler
 from hotloop.server.settings import LogFormat
 
 _log = logging.getLogger("hotloop.requests")
@@ -23,8 +24,8 @@ _GONE = 499  # the status in the log where a client left before there was one
 
 
 def configure_logging(format: LogFormat) -> None:
-    """Everything goes to stderr; libraries only from WARNING on."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Everything goes to stderr, if there is one; libraries only from WARNING on."""
+    handler = logging.NullHandler() if sys.__stderr__ is None else BackgroundHandler(sys.__stderr__.fileno())
     handler.setFormatter(JsonFormatter() if format == "json" else HumanFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]

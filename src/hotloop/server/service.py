@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from hotloop.engine.async_llm import AsyncLLM
 from hotloop.engine.generation import StreamChunk
@@ -15,15 +15,10 @@ from hotloop.engine.inputs import Ask
 from hotloop.errors import DeadlineError, HotloopError, OverloadedError
 from hotloop.server.admission import Admission
 from hotloop.server.bodies import Body
+from hotloop.server.health import Health
 from hotloop.server.logs import note_output
 from hotloop.server.settings import ServeSettings
 from hotloop.telemetry.prometheus import EndReason, Metrics, RejectReason
-
-
-class Health(Protocol):
-    def status(self) -> tuple[int, str]: ...
-
-    def readiness(self) -> tuple[int, str]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,10 +50,14 @@ class ServeSettings:
                 raise InvalidRequestError(f"{name} is {value!r}; it must be an integer, {low} or more")
         if self.port > 65535:
             raise InvalidRequestError(f"port is {self.port}; it must be 65535 or less")
-        for name in ("body_timeout_s", "write_timeout_s", "drain_timeout_s", "watchdog_s"):
+        if not (math.isfinite(self.drain_timeout_s) and self.drain_timeout_s >= 0):
+            raise InvalidRequestError(
+                f"drain_timeout_s is {self.drain_timeout_s!r}; it must be a number of seconds, 0 or more"
+            )
+        for name in ("body_timeout_s", "write_timeout_s", "watchdog_s"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidRequestError(f"{name} is {value!r}; it must be a number of seconds, 0 or more")
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidRequestError(f"{name} is {value!r}; it must be a number of seconds, more than 0")
         if not self.model_names or not all(self.model_names):
             raise InvalidRequestError("the model needs a name that requests can call it by")
         if any(not key for key in self.api_keys):

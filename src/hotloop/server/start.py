@@ -16,10 +16,9 @@ from typing import Any
 from hotloop.engine.async_llm import AsyncLLM
 from hotloop.engine.fingerprint import system_fingerprint
 from hotloop.engine.serving import start_engine_process
-from hotloop.engine.supervisor import SupervisedClient
 from hotloop.engine.time_slice import SHORT_S, set_time_slice
 from hotloop.errors import HotloopError, ShutdownError
-from hotloop.server.admission import Admission
+from hotloop.server.admission import Admission, engine_capacity
 from hotloop.server.app import create_app
 from hotloop.server.edge import guarded
 from hotloop.server.health import Health
@@ -47,12 +46,10 @@ def run_server(model: str | Path, engine_options: Mapping[str, Any], settings: S
             _log.warning("anybody who reaches %s can use this server; give it an --api-key, or listen on 127.0.0.1", host)
         engine = start_engine_process(model, engine_options, watchdog_s=settings.watchdog_s)
         client = engine.client
-        assert isinstance(client, SupervisedClient)
         llm = AsyncLLM.over(engine)
         try:
             config = llm.config
-            # A little more than run together: whoever comes next is there when one of them ends.
-            admission = Admission(settings, config.max_num_seqs + max(1, config.max_num_seqs // 4))
+            admission = Admission(settings, engine_capacity(config.max_num_seqs))
             metrics = Metrics(
                 settings.model_names[0], config, llm.info.num_blocks, engine.ceiling_bytes_per_s,
                 num_open=lambda: llm.num_open, num_queued=lambda: admission.num_queued, engine_pid=lambda: client.pid,

@@ -18,14 +18,13 @@ from hotloop.request import Request, RequestOutput, RestartReason, TokenDelta
 from hotloop.telemetry.read_rate import ReadRate
 from hotloop.telemetry.series import Counter, Histogram, one_two_five
 from hotloop.telemetry.steps import StepRecord, StepReport
+from hotloop.telemetry.timings import PARTS
 
 EndReason = Literal["stop", "length", "abort", "deadline", "error"]
 RejectReason = Literal["invalid", "overloaded", "deadline", "left", "shutdown"]
 
 _STEP_PARTS = ("schedule", "build", "forward", "sample", "emit")
-_REQUEST_PARTS = (
-    "queued", "own_prefill", "own_decode", "others_prefill", "preempted", "engine_overhead", "recovery",
-)  # fmt: skip
+_REQUEST_PARTS = tuple(part.removesuffix("_s") for part in PARTS)
 
 # vLLM's bounds, so that its dashboards and alerts find theirs, and finer ones below.
 _FINE = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075)
@@ -231,8 +230,8 @@ class Metrics(Collector):
         self._inference_time.observe(e2e_s - queued_s)
         if timings["drawn_tokens"] > 1:
             self._tpot.observe(timings["tpot_s"])
-        for part in _REQUEST_PARTS:
-            self._request_parts.add(timings[f"{part}_s"], part)
+        for name, part in zip(PARTS, _REQUEST_PARTS, strict=True):
+            self._request_parts.add(timings[name], part)
 
     def rejected(self, reason: RejectReason) -> None:
         """A request ended before it ran."""

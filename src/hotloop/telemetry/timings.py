@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from hotloop.request import Timeline
 
+# What e2e_s is the sum of.
+PARTS = (
+    "queued_s", "own_prefill_s", "own_decode_s", "others_prefill_s", "preempted_s", "engine_overhead_s", "recovery_s",
+)  # fmt: skip
+
 
 class RequestClock:
     """Adds up one request's time, step by step, so that the parts make the whole: nothing is counted twice or left out.

@@ -18,6 +18,7 @@ from hotloop.bench.serving.target import Target
 from hotloop.config import EngineConfig
 from hotloop.engine.loading import load_engine
 from hotloop.telemetry.prometheus import Metrics
+from hotloop.telemetry.timings import PARTS
 from tiny_models import write_tiny_model
 
 SERVING = Path(__file__).parents[3] / "benchmarks" / "serving"
@@ -79,7 +80,7 @@ def test_the_json_line_of_compare(
     monkeypatch.setattr(compare, "LlamaCpp", lambda *_: SimpleNamespace(check=lambda: None, describe=lambda: "built"))
     monkeypatch.setattr(compare, "measure_read_bandwidth", lambda _: SimpleNamespace(read_bandwidth_bytes_per_s=1e9))
     monkeypatch.setattr(compare, "commands", lambda *_: {name: stub for name in (compare.OURS, compare.THEIRS)})
-    monkeypatch.setattr(compare, "running", lambda _: __import__("contextlib").nullcontext("http://there"))
+    monkeypatch.setattr(compare, "running", lambda _: __import__("contextlib").nullcontext(SimpleNamespace(url="http://there")))
     monkeypatch.setattr(compare, "bench_serve_blocking", lambda o, _: (options.append(o), served(1.0, 1.0))[1])
     command = ["compare.py", str(tmp_path / "m.gguf"), "--work", str(tmp_path), "--rounds", "2", "--concurrency", "4"]
     monkeypatch.setattr(sys, "argv", command)
@@ -113,9 +114,10 @@ def test_servers_are_started_awaited_and_ended(scripts: SimpleNamespace) -> None
         "        self.end_headers()\n"
         "http.server.HTTPServer(('127.0.0.1', int(sys.argv[2])), Handler).serve_forever()\n"
     )
-    with servers.running(servers.Command((sys.executable, "-c", code), "/ready")) as url:
-        assert url.startswith("http://127.0.0.1:")
-    assert not servers._wait_until_ready(SimpleNamespace(poll=lambda: -15), url)
+    with servers.running(servers.Command((sys.executable, "-c", code), "/ready")) as server:
+        assert server.process.poll() is None
+    assert server.process.poll() is not None
+    assert not servers._wait_until_ready(SimpleNamespace(poll=lambda: -15), server.url)
     failing = servers.Command((sys.executable, "-c", "raise SystemExit('no such model')"), "/ready")
     with pytest.raises(servers.ServerError, match="no such model"), servers.running(failing):
         pass
@@ -138,7 +140,7 @@ def test_only_steps_in_which_all_decode_count(scripts: SimpleNamespace) -> None:
 
 def test_errors_of_an_account(scripts: SimpleNamespace) -> None:
     def answer(e2e_s: float, **changes: float) -> Answer:
-        parts = dict.fromkeys(scripts.overhead._PARTS, 0.0) | {"queued_s": 0.4, "own_decode_s": 0.6}
+        parts = dict.fromkeys(PARTS, 0.0) | {"queued_s": 0.4, "own_decode_s": 0.6}
         whole = {"e2e_s": 1.0, "ttft_s": 0.4, "tpot_s": 0.2, "drawn_tokens": 4}
         return Answer(5.0, 5.0 + e2e_s, timings=parts | whole | changes)
 

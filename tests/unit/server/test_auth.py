@@ -121,8 +121,11 @@ def test_what_is_no_key_is_refused_and_not_shown(tmp_path: Path, monkeypatch: py
     file.write_text("# nothing\n")
     with pytest.raises(InvalidRequestError, match="has no API keys"):
         load_api_keys([], file)
-    with pytest.raises(InvalidRequestError, match="cannot read"):
+    with pytest.raises(InvalidRequestError, match=r"cannot read .*missing: No such file or directory$"):
         load_api_keys([], tmp_path / "missing")
+    file.write_bytes(b"\xff")
+    with pytest.raises(InvalidRequestError, match=r"no UTF-8 text$"):
+        load_api_keys([], file)
 
 
 def test_settings_do_not_show_keys() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hotloop.errors import InvalidRequestError
+from hotloop.server.answers import decode_json
 from hotloop.server.bodies import parse_body
 from hotloop.server.fields import CHAT, COMPLETIONS, FIELDS_OF
 from hotloop.structured_outputs import StructuredOutputsParams
@@ -184,3 +185,10 @@ def test_every_field_is_read_ignored_or_refused(endpoint: Any) -> None:  # known
         elif name not in ("messages", "prompt"):
             with pytest.raises(InvalidRequestError, match=name.removeprefix("top_")):
                 parse_body(endpoint, wrong)
+
+
+def test_a_body_of_many_lists_is_refused_unread() -> None:
+    assert decode_json(b"[" + b"[]," * 400_000 + b"[]]")
+    for many in (b"[]", b"{}"):
+        with pytest.raises(InvalidRequestError, match="more than 500000 opening brackets"):
+            decode_json(b"[" + many + (b"," + many) * 500_000 + b"]")

@@ -37,6 +37,22 @@ def test_an_open_server_is_warned_of(
     assert ("anybody who reaches" in caplog.text) == warns
 
 
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("drain_timeout_s", -1),
+        ("body_timeout_s", 0),
+        ("write_timeout_s", 0),
+        ("watchdog_s", 0),
+        ("watchdog_s", float("nan")),
+    ],
+)
+def test_seconds_that_cannot_be(name: str, bad: float) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} is {bad!r}; it must be a number of seconds"):
+        settings(**{name: bad})
+    settings(drain_timeout_s=0)
+
+
 def test_the_port_is_taken_before_the_model_is_loaded() -> None:
     with start.bind("127.0.0.1", 0) as first:
         port = first.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Known fault B84: without a key nothing is told and nothing runs, whatever the path is called."""
+"""Without a key nothing is told and nothing runs, whatever the path is called (known fault B84)."""
 
 from __future__ import annotations
 
