@@ -37,6 +37,7 @@ from hotloop.engine.wire import (
 from hotloop.errors import HotloopError
 from hotloop.weights.gguf import GGUFFile
 
+
 class Sockets:
     """The worker's end of the two sockets. Only its main thread uses them."""
 
