@@ -173,6 +173,9 @@ class Chaos:
                 return pid
             await asyncio.sleep(0.005)
 
+    def gaps_s(self, number: signal.Signals) -> list[float]:
+        return [disturbance.gap_s for disturbance in self.disturbances if disturbance.signal == number]
+
     def _engine_pid(self) -> int | None:
         for children in Path(f"/proc/{self.server_pid}/task").glob("*/children"):
             for pid in children.read_text().split():
@@ -198,6 +201,24 @@ async def run(chaos: Chaos, signals: list[signal.Signals]) -> None:
             chaos.fail(f"/health is {exchange.status} afterwards")
 
 
+def summary(chaos: Chaos, model: str) -> dict[str, Any]:
+    """The JSON object."""
+    kill_gaps_s, stall_gaps_s = chaos.gaps_s(signal.SIGKILL), chaos.gaps_s(signal.SIGSTOP)
+    return {
+        "bench": "chaos",
+        "model": model,
+        "kills": len(kill_gaps_s),
+        "stalls": len(stall_gaps_s),
+        "streams": chaos.num_streams,
+        "completed_streams": chaos.num_completed,
+        "kill_gap_s_median": statistics.median(kill_gaps_s or [0.0]),
+        "kill_gap_s_max": max(kill_gaps_s, default=0.0),
+        "stall_gap_s_max": max(stall_gaps_s, default=0.0),
+        "watchdog_s": WATCHDOG_S,
+        "failures": chaos.failures,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -219,21 +240,11 @@ def main() -> None:
             asyncio.run(run(chaos, signals))
     except ServerError as error:
         sys.exit(f"chaos.py: {error}")
-    gaps: dict[signal.Signals, list[float]] = {signal.SIGKILL: [], signal.SIGSTOP: []}
-    for disturbance in chaos.disturbances:
-        gaps[disturbance.signal].append(disturbance.gap_s)
     if len(chaos.disturbances) < len(signals):
         chaos.fail("not every disturbance took place")
-    if any(gap > MOST_GAP_S for gap in gaps[signal.SIGKILL]):
+    if any(gap_s > MOST_GAP_S for gap_s in chaos.gaps_s(signal.SIGKILL)):
         chaos.fail(f"a kill made a stream wait for more than {MOST_GAP_S} s")
-    print(json.dumps({
-        "bench": "chaos", "model": args.model, "kills": len(gaps[signal.SIGKILL]), "stalls": len(gaps[signal.SIGSTOP]),
-        "streams": args.streams, "completed_streams": chaos.num_completed,
-        "kill_gap_s_median": statistics.median(gaps[signal.SIGKILL] or [0.0]),
-        "kill_gap_s_max": max(gaps[signal.SIGKILL], default=0.0),
-        "stall_gap_s_max": max(gaps[signal.SIGSTOP], default=0.0), "watchdog_s": WATCHDOG_S,
-        "failures": chaos.failures,
-    }))  # fmt: skip
+    print(json.dumps(summary(chaos, args.model)))
     sys.exit(bool(chaos.failures))
 
 

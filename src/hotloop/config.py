@@ -19,7 +19,7 @@ class EngineConfig:
     """max_model_len: tokens of prompt + output, None for the model's context. max_num_seqs: requests that run together.
     max_num_batched_tokens: tokens of one step. prefill_tokens_beside_decodes: tokens of prompts in a step in which others
     decode; the fewer, the less a long prompt makes others wait and the longer it takes itself; None is no limit of its own
-    (`AsyncLLM` has 32 then). block_size: tokens of a KV block. kv_cache_memory_bytes: of the KV pool; None is room for
+    (`AsyncLLM` has 16 then). block_size: tokens of a KV block. kv_cache_memory_bytes: of the KV pool; None is room for
     max_num_seqs requests of max_model_len, at most half of the free memory. enable_prefix_caching: prompts that begin alike
     share blocks. scheduling_policy: who runs first, by arrival or by (priority, arrival). threads: None for the physical
     cores this process may use. isa: kernel set, "" for the best (or $HOTLOOP_ISA). activations: "f32" is a test mode that

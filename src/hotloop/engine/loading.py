@@ -24,7 +24,7 @@ from hotloop.weights.catalog import entry_for
 from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.resolve import resolve
 
-PREFILL_TOKENS_BESIDE_DECODES = 32  # where somebody waits for each token: short steps before throughput
+PREFILL_TOKENS_BESIDE_DECODES = 16  # where somebody waits for each token: short steps before throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

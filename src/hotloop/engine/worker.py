@@ -37,8 +37,6 @@ from hotloop.engine.wire import (
 from hotloop.errors import HotloopError
 from hotloop.weights.gguf import GGUFFile
 
-_NICENESS = 10  # than the server, whose short work comes first; alone on its processors the engine loses nothing by it
-
 
 class Sockets:
     """The worker's end of the two sockets. Only its main thread uses them."""
@@ -88,7 +86,6 @@ def main() -> None:
     set_time_slice(SHORT_S)
     sockets = Sockets(folder)  # and ZeroMQ's threads
     set_time_slice(None)
-    os.nice(_NICENESS)  # this thread, and those of the engine that it will start
     start = sockets.receive()
     assert isinstance(start, Start)
     logging.basicConfig(level=start.log_level, handlers=[_LogSender(sockets)], format="%(message)s")

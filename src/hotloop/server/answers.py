@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -26,17 +25,14 @@ from hotloop.server.bodies import Body, parse_body
 from hotloop.server.errors import RefusedError, refusal
 from hotloop.server.event_stream import EventStream, while_connected
 from hotloop.server.fields import CHAT, Endpoint
+from hotloop.server.json_body import understood
 from hotloop.server.responses import Head, chat_response, completion_response
 from hotloop.server.service import Service
 from hotloop.server.stream import ChatShape, ChunkEncoder, CompletionShape, error_end
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-LONG_BODY = 4000  # bytes: longer ones are read and tokenized off the event loop
-_MAX_CONTAINERS = 500_000  # in a body; while Python makes and frees them, it writes no tokens
 _MAX_CHARS = 1_000_000  # of a text that may be longer than the context
-_FORM = re.compile(rb"response_format|structured_outputs|\\u00")  # names of fields may be written in escapes
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -59,9 +55,7 @@ async def answer(service: Service, endpoint: Endpoint, request: Request) -> Resp
     log = request.scope.get("hotloop.log", {})
     log["id"] = _request_id(request, id)
     try:
-        raw = await read_json_body(request)
-        make = partial(_understand, service, endpoint, raw, id, key, log, arrival_s)
-        job = await off_loop(service, request, make, is_long=len(raw) > LONG_BODY or _FORM.search(raw) is not None)
+        job = await understood(request, service.tokenizing, partial(_job, service, endpoint, id, key, log, arrival_s))
     except HotloopError:
         service.metrics.rejected("invalid")
         raise
@@ -72,46 +66,19 @@ async def answer(service: Service, endpoint: Endpoint, request: Request) -> Resp
     return Response(msgspec.json.encode(whole), 200, headers, "application/json")
 
 
-async def read_json_body(request: Request) -> bytes:
-    """Raises: RefusedError if it does not say that it is JSON: what pages of other sites can make a browser send does not."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise RefusedError(
-            f"content-type is {kind!r:.100}; send the header content-type: application/json", 415, "unsupported_media_type"
-        )
-    return await request.body()
-
-
-async def off_loop(service: Service, request: Request, make: Callable[[], T], *, is_long: bool) -> T:
-    """The result of ``make``, called in a thread if it takes long. Raises: ClientGoneError."""
-    if not is_long:
-        return make()
-    making = asyncio.get_running_loop().run_in_executor(service.tokenizing, make)
-    return await while_connected(request.receive, making)
-
-
-def decode_json(raw: bytes) -> object:
-    """Raises: InvalidRequestError for what is no strict JSON in UTF-8, or might be too much of it."""
-    if raw.count(b"[") + raw.count(b"{") > _MAX_CONTAINERS:
-        raise InvalidRequestError(f"the body has more than {_MAX_CONTAINERS} opening brackets, those in texts included")
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"the body is not valid JSON ({error})") from None
-
-
 def _request_id(request: Request, own: str) -> str:
     """What the client calls the request, where it does so in plain characters."""
     named = request.headers.get("x-request-id", "")
     return named if _REQUEST_ID.fullmatch(named) else own
 
 
-def _understand(
-    service: Service, endpoint: Endpoint, raw: bytes, id: str, key: str, log: dict[str, Any], arrival_s: float
+def _job(
+    service: Service, endpoint: Endpoint, id: str, key: str, log: dict[str, Any], arrival_s: float, value: object
 ) -> Job:
+    """value: of the request's body."""
     settings = service.settings
     body = parse_body(
-        endpoint, decode_json(raw), default_max_tokens=settings.default_max_tokens,
+        endpoint, value, default_max_tokens=settings.default_max_tokens,
         max_tokens_limit=settings.max_tokens_limit,
     )  # fmt: skip
     check_model(service, body.model)

@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hotloop.errors import InvalidRequestError
-from hotloop.server.answers import LONG_BODY, answer, check_model, decode_json, encode, off_loop, read_json_body
+from hotloop.server.answers import answer, check_model, encode
 from hotloop.server.fields import CHAT, COMPLETIONS
+from hotloop.server.json_body import understood
 from hotloop.server.openapi import own_version
 from hotloop.server.service import Service
 
@@ -81,17 +82,15 @@ async def _converted(
     service: Service, request: Request, convert: Callable[[Mapping[str, Any]], Mapping[str, Any]]
 ) -> Response:
     """What ``convert`` makes of the body."""
-    raw = await read_json_body(request)
 
-    def make() -> Response:
-        body = decode_json(raw)
+    def response(body: object) -> Response:
         if not isinstance(body, dict):
             raise InvalidRequestError(f"the body is {body!r:.60}; it must be an object")
         given = {name: value for name, value in body.items() if value is not None}
         check_model(service, given.pop("model", None))
         return _json(convert(given))
 
-    return await off_loop(service, request, make, is_long=len(raw) > LONG_BODY)
+    return await understood(request, service.tokenizing, response)
 
 
 def _tokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:

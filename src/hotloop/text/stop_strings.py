@@ -1,6 +1,7 @@
 """Finding stop strings in text that arrives in pieces of any size."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopMatcher:
@@ -52,7 +53,8 @@ class StopMatcher:
         return longest
 
 
-def _failure_table(stop: str) -> list[int]:
+@lru_cache(maxsize=64)  # the choices of a request have the same ones
+def _failure_table(stop: str) -> Sequence[int]:
     """For each prefix of `stop`, the length of its longest proper prefix that is also its suffix."""
     table = [0]
     for char in stop[1:]:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from hotloop.errors import InvalidRequestError
-from hotloop.server.answers import decode_json
 from hotloop.server.bodies import parse_body
 from hotloop.server.fields import CHAT, COMPLETIONS, FIELDS_OF
+from hotloop.server.json_body import decode_json
 from hotloop.structured_outputs import StructuredOutputsParams
 
 MESSAGES = [{"role": "user", "content": "hi"}]
