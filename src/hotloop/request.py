@@ -9,7 +9,7 @@ from hotloop.sampling_params import SamplingParams
 
 RequestId = NewType("RequestId", str)
 FinishReason = Literal["stop", "length", "abort"]
-ErrorKind = Literal["internal", "deadline", "engine_dead", "shutdown"]  # of a request that ended with an error
+ErrorKind = Literal["internal", "invalid", "deadline", "engine_dead", "shutdown"]  # of a request that ended with an error
 RestartReason = Literal["died", "stalled"]  # of an engine's process
 
 

@@ -90,3 +90,17 @@ def test_compiling_is_in_nobodys_way(
         thread.join()
         assert texts == ["ab"]
         go.clear()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"choice": ["xyz"]}, "allowed_token_ids": [5]},
+        {"allowed_token_ids": [5], "bad_words": ["a", "b"], "structured_outputs": {"regex": "q"}},
+    ],
+)
+def test_a_form_that_the_other_fields_rule_out_is_the_requests_fault(client: httpx.Client, fields: dict[str, Any]) -> None:
+    answer = client.post(COMPLETIONS, json={"prompt": "hi", "temperature": 0, **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert client.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 2}).status_code == 200

@@ -175,7 +175,7 @@ def errors(server: Server) -> str:
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
         message = refusal(openai.BadRequestError, ask(tools=[tool]))
         assert "tools" in message
-        assert "response_format" in refusal(openai.BadRequestError, ask(response_format={"type": "json_object"}))
+        assert "modalities" in refusal(openai.BadRequestError, ask(modalities=["audio"]))
         assert "temperature" in refusal(openai.BadRequestError, ask(temperature=-1))
         assert "temperature" in refusal(openai.BadRequestError, ask(temperature=-1, stream=True))
         assert "messages" in refusal(openai.BadRequestError, ask(messages=[]))

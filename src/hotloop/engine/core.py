@@ -17,7 +17,7 @@ from hotloop.engine.arithmetic import own_arithmetic
 from hotloop.engine.batch_builder import BatchBuilder
 from hotloop.engine.checks import check_vocabulary
 from hotloop.engine.compiling import Compiling, Grammars
-from hotloop.engine.faults import draw_rows, message_of
+from hotloop.engine.faults import draw_rows, kind_of, message_of
 from hotloop.engine.masks import Masks
 from hotloop.engine.runner import Runner
 from hotloop.errors import InvalidRequestError
@@ -194,7 +194,7 @@ class EngineCore:
             [(live.constraint, live.request.output_token_ids) for live, _, _ in drawing if live.constraint is not None]
         )
         built_s = time.perf_counter()
-        failed: dict[RequestId, str] = {}
+        failed: dict[RequestId, Exception] = {}
         try:
             logits = self.runner.forward(batch)
         except Exception as error:
@@ -205,8 +205,8 @@ class EngineCore:
         drawn_s = time.perf_counter()
         self._unfinished, self._is_changing = None, True
         deltas = self._take_refused() + self._expired(output)
-        for request_id, message in failed.items():
-            deltas.append(self._end(request_id, message))
+        for request_id, fault in failed.items():
+            deltas.append(self._end(request_id, message_of(fault), kind_of(fault)))
             self.scheduler.abort(request_id)
         if failed:
             output = self._without_the_dead(output)
@@ -272,7 +272,7 @@ class EngineCore:
                 self.scheduler.add([child])
 
     def _forward_one_by_one(
-        self, scheduled: Sequence[ScheduledRequest], error: Exception, failed: dict[RequestId, str]
+        self, scheduled: Sequence[ScheduledRequest], error: Exception, failed: dict[RequestId, Exception]
     ) -> NDArray[np.float32]:
         """After a forward pass failed: each request in a pass of its own, so that only those fail that must.
 
@@ -288,7 +288,7 @@ class EngineCore:
                 logits = self.runner.forward(self._builder.build([entry], self.kv_cache.block_tables))
                 rows[index : index + entry.num_logits_rows] = logits
             except Exception as its_own:
-                failed[entry.request.request_id] = message_of(its_own)
+                failed[entry.request.request_id] = its_own
             index += entry.num_logits_rows
         return rows
 
@@ -308,7 +308,7 @@ class EngineCore:
                 drawing.append((live, end - 1, request_id))
         return drawing
 
-    def _score(self, output: SchedulerOutput, logits: NDArray[np.float32], failed: dict[RequestId, str]) -> None:
+    def _score(self, output: SchedulerOutput, logits: NDArray[np.float32], failed: dict[RequestId, Exception]) -> None:
         """Logprobs of prompt tokens, where they are wanted. Adds to ``failed``."""
         begin = 0
         for entry in output.scheduled:
@@ -322,12 +322,12 @@ class EngineCore:
             try:
                 scored = self._sampler.logprobs(rows, scored_ids, num_top, scores.start + 1)
             except Exception as error:
-                failed[request.request_id] = message_of(error)
+                failed[request.request_id] = error
             else:
                 self._live[request.request_id].prompt_logprobs[scores.start : scores.stop] = scored
 
     def _draw(
-        self, drawing: Sequence[Drawing], logits: NDArray[np.float32], failed: dict[RequestId, str]
+        self, drawing: Sequence[Drawing], logits: NDArray[np.float32], failed: dict[RequestId, Exception]
     ) -> tuple[list[Live], list[Draw]]:
         """Their tokens. Adds to ``failed``, which has those whose forward pass failed."""
         masks = iter(self._masks.finish())
@@ -341,7 +341,7 @@ class EngineCore:
             if computing_id in unforwarded:
                 failed[live.request.request_id] = unforwarded[computing_id]
             elif isinstance(mask, Exception):
-                failed[live.request.request_id] = message_of(mask)
+                failed[live.request.request_id] = mask
             else:
                 owners.append(live)
                 rows.append(Row(live.sampler, live.request.num_tokens, mask=mask))
@@ -350,13 +350,13 @@ class EngineCore:
         drawn: list[tuple[Live, Draw]] = []
         for live, result in zip(owners, results, strict=True):
             if not isinstance(result, Draw):
-                failed[live.request.request_id] = message_of(result)
+                failed[live.request.request_id] = result
                 continue
             try:
                 if live.constraint is not None and result.token_id not in live.request.stop_token_ids:
                     live.constraint.push(result.token_id)
             except Exception as error:
-                failed[live.request.request_id] = message_of(error)
+                failed[live.request.request_id] = error
             else:
                 drawn.append((live, result))
         return [live for live, _ in drawn], [result for _, result in drawn]

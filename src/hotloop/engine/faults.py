@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.errors import HotloopError
+from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.request import ErrorKind
 from hotloop.sampling.draw import Draw, Row, Sampler
 
 _log = logging.getLogger(__name__)
@@ -37,3 +38,8 @@ def message_of(error: Exception) -> str:
         return str(error)
     _log.error("a request failed", exc_info=error)
     return f"{type(error).__name__}: {error}"
+
+
+def kind_of(error: Exception) -> ErrorKind:
+    """Whether it is what the request asks for that cannot be done."""
+    return "invalid" if isinstance(error, InvalidRequestError) else "internal"

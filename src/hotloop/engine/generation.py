@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hotloop.engine.inputs import Ask
-from hotloop.errors import DeadlineError, EngineDeadError, HotloopError, ShutdownError
+from hotloop.errors import DeadlineError, EngineDeadError, HotloopError, InvalidRequestError, ShutdownError
 from hotloop.request import (
     CompletionOutput,
     ErrorKind,
@@ -26,7 +26,8 @@ TimingsOf = Callable[[Timeline, int], dict[str, float | int]]  # of a timeline a
 
 
 _ERRORS: Mapping[ErrorKind, type[HotloopError]] = {
-    "internal": HotloopError, "deadline": DeadlineError, "engine_dead": EngineDeadError, "shutdown": ShutdownError,
+    "internal": HotloopError, "invalid": InvalidRequestError, "deadline": DeadlineError, "engine_dead": EngineDeadError,
+    "shutdown": ShutdownError,
 }  # fmt: skip
 
 

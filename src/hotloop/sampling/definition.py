@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotloop import _native
-from hotloop.errors import HotloopError
+from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.request import TokenLogprobs
 from hotloop.sampling.edits import NO_IDS, Edits
 from hotloop.sampling.filters import (
@@ -88,7 +88,7 @@ def broken_logits(position: int, token_id: int, logit: float) -> HotloopError:
     return HotloopError(f"the model's logits at position {position} have no finite maximum (token {token_id}: {logit})")
 
 
-def nothing_left(position: int, edits: Edits) -> HotloopError:
+def nothing_left(position: int, edits: Edits) -> InvalidRequestError:
     if edits.mask is not None:
         why = "no token that is allowed here has a finite logit"
         if len(edits.banned):
@@ -100,7 +100,7 @@ def nothing_left(position: int, edits: Edits) -> HotloopError:
         )
     else:
         why = "bad_words and the penalties rule out every token"
-    return HotloopError(f"nothing is left to draw at position {position}: {why}")
+    return InvalidRequestError(f"nothing is left to draw at position {position}: {why}")
 
 
 def edited(logits: Floats, params: _native.DrawParams, edits: Edits) -> Floats:

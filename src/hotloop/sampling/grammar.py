@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.errors import InvalidRequestError
 from hotloop.sampling.grammar_source import grammar_source
 from hotloop.structured_outputs import StructuredOutputsParams
 
@@ -187,7 +187,7 @@ class Constraint:
         """Write which tokens may follow ``output_token_ids``, without the GIL for the most part.
 
         mask: uint32 [w], bit id % 32 of word id / 32; w x 32 is more than the ids of the tokenizer.
-        Raises: HotloopError if the output does not keep to the grammar, or if that has become too complex to go on.
+        Raises: InvalidRequestError if the output does not keep to the grammar, or if that has become too complex to go on.
         """
         self._sync(output_token_ids)
         mask[self._num_words :] = 0
@@ -201,7 +201,7 @@ class Constraint:
             mask[self._stop_words] &= ~self._stop_bits
 
     def push(self, token_id: int) -> None:
-        """The output grows by this id, which the mask allows and which is no stop id. Raises HotloopError as ``fill_mask``."""
+        """The output grows by this id, which the mask allows and which is no stop id. Raises as ``fill_mask``."""
         self._matcher.consume_token(token_id)
         self._check()
         self._num_pushed += 1
@@ -221,4 +221,4 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise HotloopError(f"the answer cannot go on within its structured_outputs: {_reason(self._matcher)}")
+            raise InvalidRequestError(f"the answer cannot go on within its structured_outputs: {_reason(self._matcher)}")
