@@ -362,11 +362,14 @@ def test_memory_stays_flat_over_many_requests(llm: LLM) -> None:  # known fault 
                 llm.generate([[300]], one)
 
     serve(200)
-    gc.collect()
-    before = resident_bytes()
-    serve(1000)
-    gc.collect()
-    assert resident_bytes() - before < 1000 * 1024
+    growths = []
+    for _ in range(3):  # a leak shows in each of them, what the process takes once in one
+        gc.collect()
+        before = resident_bytes()
+        serve(1000)
+        gc.collect()
+        growths.append(resident_bytes() - before)
+    assert min(growths) < 1000 * 1024
     assert_idle(llm)
 
 
