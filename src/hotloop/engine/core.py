@@ -146,8 +146,7 @@ class EngineCore:
             if error is None:
                 self._admit(requests, job.result())
             else:
-                message = message_of(error) if isinstance(error, Exception) else str(error)
-                self._refused += [self._end(request.request_id, message) for request in requests]
+                self._refused += [self._fail(request.request_id, error) for request in requests]
         self._is_changing = False
 
     def abort(self, request_id: RequestId) -> None:
@@ -206,7 +205,7 @@ class EngineCore:
         self._unfinished, self._is_changing = None, True
         deltas = self._take_refused() + self._expired(output)
         for request_id, fault in failed.items():
-            deltas.append(self._end(request_id, message_of(fault), kind_of(fault)))
+            deltas.append(self._fail(request_id, fault))
             self.scheduler.abort(request_id)
         if failed:
             output = self._without_the_dead(output)
@@ -399,7 +398,10 @@ class EngineCore:
         message = "the request's deadline passed"
         return [self._end(i, message, "deadline") for i in output.expired if i in self._live]
 
-    def _end(self, request_id: RequestId, message: str, kind: ErrorKind = "internal") -> TokenDelta:
+    def _fail(self, request_id: RequestId, error: BaseException) -> TokenDelta:
+        return self._end(request_id, message_of(error), kind_of(error))
+
+    def _end(self, request_id: RequestId, message: str, kind: ErrorKind) -> TokenDelta:
         """Forget a request that ended with an error."""
         del self._live[request_id]
         return TokenDelta(request_id, (), (), None, message, None, kind)

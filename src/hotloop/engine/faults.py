@@ -32,7 +32,7 @@ def draw_rows(
     return results
 
 
-def message_of(error: Exception) -> str:
+def message_of(error: BaseException) -> str:
     """What the client is told; the log keeps the traceback of what is no HotloopError."""
     if isinstance(error, HotloopError):
         return str(error)
@@ -40,6 +40,6 @@ def message_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def kind_of(error: Exception) -> ErrorKind:
+def kind_of(error: BaseException) -> ErrorKind:
     """Whether it is what the request asks for that cannot be done."""
     return "invalid" if isinstance(error, InvalidRequestError) else "internal"
