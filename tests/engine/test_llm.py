@@ -2,7 +2,10 @@
 
 import gc
 import json
+import os
 import resource
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -344,11 +347,13 @@ def test_an_idle_engine_uses_no_cpu(llm: LLM) -> None:
 
 
 def resident_bytes() -> int:
-    """What this process holds now; getrusage tells the peak, which an earlier test may have set."""
+    """What this process holds now; getrusage tells the peak, which something earlier may have set."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_memory_stays_flat_over_many_requests(llm: LLM) -> None:  # known fault B123
+def growth_over_many_requests(model: Path) -> int:
+    """Bytes that this process grows by in 1000 rounds."""
+    llm = LLM(model)
     one = SamplingParams(temperature=0, max_tokens=1, logprobs=1)
 
     def serve(count: int) -> None:
@@ -362,15 +367,23 @@ def test_memory_stays_flat_over_many_requests(llm: LLM) -> None:  # known fault 
                 llm.generate([[300]], one)
 
     serve(200)
-    growths = []
-    for _ in range(3):  # a leak shows in each of them, what the process takes once in one
-        gc.collect()
-        before = resident_bytes()
-        serve(1000)
-        gc.collect()
-        growths.append(resident_bytes() - before)
-    assert min(growths) < 1000 * 1024
+    gc.collect()
+    before = resident_bytes()
+    serve(1000)
+    gc.collect()
+    growth = resident_bytes() - before
     assert_idle(llm)
+    return growth
+
+
+def test_memory_stays_flat_over_many_requests(model: Path) -> None:  # known fault B123
+    """In a process of its own: what other tests left behind moves in and out of memory as the kernel likes."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, __file__, model], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1000 * 1024
 
 
 def test_threads_take_turns(llm: LLM) -> None:  # known faults B35, B136
@@ -420,3 +433,7 @@ def test_sampling_params_of_another_kind_are_named(llm: LLM, bad: object) -> Non
 def test_messages_of_another_kind_are_named(llm: LLM, bad: object) -> None:
     with pytest.raises(InvalidRequestError, match="messages"):
         llm.chat(bad, GREEDY)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":  # as test_memory_stays_flat_over_many_requests does
+    print(growth_over_many_requests(Path(sys.argv[1])))
