@@ -3,19 +3,21 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hotloop.config import EngineConfig
 from hotloop.engine import fingerprint
 from hotloop.engine.fingerprint import system_fingerprint
+from hotloop.weights.gguf_writer import write_gguf
+from tiny_models import write_tiny_model
 
 
 def test_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOTLOOP_HOME", str(tmp_path / "home"))
-    first, same, other = (tmp_path / name for name in ("first", "same", "other"))
-    first.write_bytes(b"weights")
-    same.write_bytes(b"weights")
-    other.write_bytes(b"others!")
+    first, same, other = (tmp_path / f"{name}.gguf" for name in ("first", "same", "other"))
+    for path, seed in ((first, 0), (same, 0), (other, 1)):
+        write_tiny_model(path, seed=seed)
     config = EngineConfig()
     name = system_fingerprint(first, config)
     assert name.startswith("fp_")
@@ -32,8 +34,19 @@ def test_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOTLOOP_HOME", str(tmp_path / "home"))
-    path = tmp_path / "weights"
-    path.write_bytes(b"a")
+    path = write_tiny_model(tmp_path / "model.gguf")
     before = system_fingerprint(path, EngineConfig())
-    path.write_bytes(b"ab")
+    write_tiny_model(path, num_layers=1)
     assert system_fingerprint(path, EngineConfig()) != before
+
+
+def test_every_part_of_a_split_model_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOTLOOP_HOME", str(tmp_path / "home"))
+    parts = [tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    names = set()
+    for fill in (0, 1):
+        for number, part in enumerate(parts):
+            split = {"split.no": np.uint16(number), "split.count": np.uint16(2)}
+            write_gguf(part, split, {f"t{number}": ("F32", (8,), np.full(8, fill * number, np.float32))})
+        names |= {system_fingerprint(part, EngineConfig()) for part in parts}
+    assert len(names) == 2

@@ -15,7 +15,7 @@ from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.models.config import kv_groups
 from hotloop.models.registry import load_model_spec
 from hotloop.ops.batch import Chunk, ForwardBatch, build_batch
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 MAX_TOKENS = 512  # of one step
 
@@ -30,12 +30,12 @@ class Span:
     wants_logits: bool = True
 
 
-def load_runner(gguf: GGUFFile, num_requests: int, num_tokens: int, threads: int | None, isa: str) -> ModelRunner:
+def load_runner(model_file: ModelFile, num_requests: int, num_tokens: int, threads: int | None, isa: str) -> ModelRunner:
     """A runner whose KV pool holds exactly ``num_requests`` requests of ``num_tokens`` tokens, filled with noise.
 
     Raises: InvalidRequestError if the model's context is shorter; what ModelRunner raises.
     """
-    config = load_model_spec(gguf).config
+    config = load_model_spec(model_file).config
     if num_tokens > config.context_length:
         raise InvalidRequestError(
             f"--context and --tokens ask for {num_tokens} positions; the model has {config.context_length}"
@@ -43,7 +43,7 @@ def load_runner(gguf: GGUFFile, num_requests: int, num_tokens: int, threads: int
     engine = EngineConfig(threads=threads, isa=isa, max_num_seqs=num_requests, max_num_batched_tokens=MAX_TOKENS)
     layout = KVLayout(kv_groups(config), engine.block_size, engine.kv_dtype)
     pool_bytes = num_requests * layout.blocks_for(num_tokens) * layout.block_bytes
-    runner = ModelRunner(gguf, replace(engine, kv_cache_memory_bytes=pool_bytes))
+    runner = ModelRunner(model_file, replace(engine, kv_cache_memory_bytes=pool_bytes))
     # Pages that were never written all are the one zero page, which never leaves the cache.
     noise = np.random.default_rng(0).normal(size=1 << 19).astype(np.float32 if engine.kv_dtype == "f32" else np.float16)
     pool = runner.storage.pool.view(noise.dtype)

@@ -13,14 +13,14 @@ from hotloop.engine.model_runner import ModelRunner
 from hotloop.errors import InvalidRequestError
 from hotloop.ops.batch import ForwardBatch
 from hotloop.telemetry.traffic import flops_per_step, weight_bytes_per_step
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 DEFAULT_CONTEXT_TOKENS = 128
 DEFAULT_TOKENS = 64
 
 
 def bench_decode(
-    gguf: GGUFFile, options: BenchOptions, report: Report, *, profile: bool = False
+    model_file: ModelFile, options: BenchOptions, report: Report, *, profile: bool = False
 ) -> Iterator[dict[str, Any]]:
     """One JSON object (schema.toml, bench.decode) per batch size. Token i of a request is computed at position
     context + i; the KV cache before it holds noise. profile: then also report the time by kind of op.
@@ -31,14 +31,14 @@ def bench_decode(
         raise InvalidRequestError(f"--batch {max(options.batches)} is more than the {MAX_TOKENS} tokens of a step")
     context = DEFAULT_CONTEXT_TOKENS if options.context_tokens is None else options.context_tokens
     num_steps = DEFAULT_TOKENS if options.tokens is None else options.tokens
-    runner = load_runner(gguf, max(options.batches), context + num_steps, options.threads, options.isa)
-    probe = Probe(runner.num_threads, runner.isa, model_peak_kind(gguf))
+    runner = load_runner(model_file, max(options.batches), context + num_steps, options.threads, options.isa)
+    probe = Probe(runner.num_threads, runner.isa, model_peak_kind(model_file))
     report(
         f"ceiling {probe.sample()} {probe.kind}; {runner.num_threads} threads, kernels {runner.isa}, "
         f"{context} tokens of context"
     )
     layout = runner.storage.layout
-    weight_bytes = weight_bytes_per_step(runner.model, gguf)
+    weight_bytes = weight_bytes_per_step(runner.model, model_file)
     for size in options.batches:
         maker = BatchMaker(runner, size, context + num_steps)
         batches = [maker.batch([Span(r, p, p + 1) for r in range(size)]) for p in range(context, context + num_steps)]
@@ -54,7 +54,7 @@ def bench_decode(
             f"{shares(f, weight_bytes + kv_bytes, flops)}"
         )
         if profile:
-            for line in _profile(gguf, runner, batches, kv_bytes):
+            for line in _profile(model_file, runner, batches, kv_bytes):
                 report("  " + line)
         yield {
             "bench": "decode",
@@ -74,6 +74,6 @@ def bench_decode(
         }
 
 
-def _profile(gguf: GGUFFile, runner: ModelRunner, batches: Sequence[ForwardBatch], kv_bytes: float) -> list[str]:
-    read_bytes = {**weight_bytes_by_kind(runner.model, gguf), "attention": round(kv_bytes)}
+def _profile(model_file: ModelFile, runner: ModelRunner, batches: Sequence[ForwardBatch], kv_bytes: float) -> list[str]:
+    read_bytes = {**weight_bytes_by_kind(runner.model, model_file), "attention": round(kv_bytes)}
     return profile_table(profile_step(runner.program(), batches, read_bytes))

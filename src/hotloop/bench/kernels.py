@@ -19,7 +19,7 @@ from hotloop.models.registry import load_model_spec
 from hotloop.ops.batch import ForwardBatch
 from hotloop.ops.kernel_set import choose_kernel_set
 from hotloop.ops.native import NativeOps, NativeProgram, NativeWeights
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 DEFAULT_PASSES = 5
 
@@ -37,27 +37,27 @@ class MatrixKind:
     names: tuple[str, ...]
 
 
-def matrix_kinds(gguf: GGUFFile) -> list[MatrixKind]:
+def matrix_kinds(model_file: ModelFile) -> list[MatrixKind]:
     """The kinds of matrices that a step multiplies with, largest share of the model first."""
-    model = load_model_spec(gguf)
+    model = load_model_spec(model_file)
     names: dict[tuple[str, int, int], list[str]] = {}
     for name, shape in model.tensor_shapes.items():
         if len(shape) == 2 and (name != "token_embd.weight" or model.config.tied_embeddings):
-            names.setdefault((gguf.tensors[name].format, shape[0], shape[1]), []).append(name)
-    kinds = [MatrixKind(*key, gguf.tensors[group[0]].nbytes, tuple(group)) for key, group in names.items()]
+            names.setdefault((model_file.tensors[name].format, shape[0], shape[1]), []).append(name)
+    kinds = [MatrixKind(*key, model_file.tensors[group[0]].nbytes, tuple(group)) for key, group in names.items()]
     return sorted(kinds, key=lambda kind: -kind.nbytes * len(kind.names))
 
 
-def bench_kernels(gguf: GGUFFile, options: BenchOptions, report: Report) -> Iterator[dict[str, Any]]:
+def bench_kernels(model_file: ModelFile, options: BenchOptions, report: Report) -> Iterator[dict[str, Any]]:
     """One JSON object (schema.toml, bench.kernels) per kind of matrix and batch size: the time of one linear op, quantized
     input to f32 output. ``tokens`` is the number of timed passes over at least 256 MB of such matrices."""
     config = EngineConfig(threads=options.threads, isa=options.isa)
     isa = choose_kernel_set(config.isa)
     team = _native.ThreadTeam(config.num_threads)
     report(f"ceiling {Probe(team.size, isa, 'int8').sample()} int8; {team.size} threads, kernels {isa}")
-    for kind in matrix_kinds(gguf):
+    for kind in matrix_kinds(model_file):
         probe = Probe(team.size, isa, peak_kind(kind.format))
-        program = _program(gguf, kind, team, isa, max(options.batches))
+        program = _program(model_file, kind, team, isa, max(options.batches))
         is_linear = np.array(program.program.ops) == "linear"
         for size in options.batches:
             blocks = _time_ops(program, is_linear, _batch(size), options, probe)
@@ -105,7 +105,7 @@ def _time_ops(
     ]
 
 
-def _program(gguf: GGUFFile, kind: MatrixKind, team: _native.ThreadTeam, isa: str, max_tokens: int) -> NativeProgram:
+def _program(model_file: ModelFile, kind: MatrixKind, team: _native.ThreadTeam, isa: str, max_tokens: int) -> NativeProgram:
     """Every matrix of the kind times the same random activations; copies make up for a small model."""
     copies = max(1, _CYCLED_BYTES // (kind.nbytes * len(kind.names)))
     unused = KVLayout((KVGroup((0,), 1, 16),), 1, "f16")
@@ -113,7 +113,7 @@ def _program(gguf: GGUFFile, kind: MatrixKind, team: _native.ThreadTeam, isa: st
     rows = np.random.default_rng(0).normal(size=(64, kind.cols)).astype(np.float32)
     x = ops.embed(_native.WeightMatrix(_native.WeightFormat.F32, 64, kind.cols, rows.view(np.uint8).ravel(), team))
     for _ in range(copies):
-        weights = NativeWeights(gguf, kind.names, team)  # repacks anew: memory of its own
+        weights = NativeWeights(model_file, kind.names, team)  # repacks anew: memory of its own
         for name in kind.names:
             out = ops.linear(x, weights.matrix(name, kind.rows, kind.cols))
     return ops.compile(out)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hotloop.bench.timing import peak_kind
 from hotloop.errors import InvalidRequestError
 from hotloop.telemetry.ceilings import PeakKind
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 Report = Callable[[str], None]  # takes one line of text for a person
 
@@ -40,9 +40,9 @@ class BenchOptions:
                 raise InvalidRequestError(f"{name} is {value}; it must be at least {low}")
 
 
-def model_peak_kind(gguf: GGUFFile) -> PeakKind:
+def model_peak_kind(model_file: ModelFile) -> PeakKind:
     """The kind of arithmetic that most of a model's weights take part in."""
     sizes: Counter[PeakKind] = Counter()
-    for tensor in gguf.tensors.values():
+    for tensor in model_file.tensors.values():
         sizes[peak_kind(tensor.format)] += tensor.nbytes
     return sizes.most_common(1)[0][0]

@@ -11,13 +11,13 @@ from hotloop.bench.profile import profile_step, profile_table, weight_bytes_by_k
 from hotloop.bench.timing import Probe, figures, shares, timed_blocks
 from hotloop.ops.batch import ForwardBatch
 from hotloop.telemetry.traffic import flops_per_step, weight_bytes_per_step
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 DEFAULT_TOKENS = 512
 
 
 def bench_prefill(
-    gguf: GGUFFile, options: BenchOptions, report: Report, *, profile: bool = False
+    model_file: ModelFile, options: BenchOptions, report: Report, *, profile: bool = False
 ) -> Iterator[dict[str, Any]]:
     """One JSON object (schema.toml, bench.prefill) per batch size: ``batch`` prompts after ``context`` cached tokens,
     packed into full steps, logits for the last token of each. profile: then also report the first step's time by op.
@@ -26,8 +26,8 @@ def bench_prefill(
     """
     context = options.context_tokens or 0
     tokens = DEFAULT_TOKENS if options.tokens is None else options.tokens
-    runner = load_runner(gguf, max(options.batches), context + tokens, options.threads, options.isa)
-    probe = Probe(runner.num_threads, runner.isa, model_peak_kind(gguf))
+    runner = load_runner(model_file, max(options.batches), context + tokens, options.threads, options.isa)
+    probe = Probe(runner.num_threads, runner.isa, model_peak_kind(model_file))
     report(
         f"ceiling {probe.sample()} {probe.kind}; {runner.num_threads} threads, kernels {runner.isa}, "
         f"prompts of {tokens} tokens after {context}, {runner.max_tokens} tokens per step"
@@ -36,7 +36,7 @@ def bench_prefill(
         maker = BatchMaker(runner, size, context + tokens)
         steps = [maker.batch(spans) for spans in pack(size, context, context + tokens, runner.max_tokens)]
         flops = sum(flops_per_step(runner.model, s.positions.tolist(), len(s.logits_rows)) for s in steps)
-        weight_bytes = weight_bytes_per_step(runner.model, gguf) * len(steps)
+        weight_bytes = weight_bytes_per_step(runner.model, model_file) * len(steps)
 
         def run(_: int, steps: Sequence[ForwardBatch] = steps) -> None:
             for step in steps:
@@ -49,7 +49,7 @@ def bench_prefill(
         )
         if profile:
             for line in profile_table(
-                profile_step(runner.program(), steps[:1] * 3, weight_bytes_by_kind(runner.model, gguf))
+                profile_step(runner.program(), steps[:1] * 3, weight_bytes_by_kind(runner.model, model_file))
             ):
                 report("  " + line)
         yield {

@@ -11,7 +11,7 @@ import numpy as np
 from hotloop.models.registry import Model
 from hotloop.ops.batch import ForwardBatch
 from hotloop.ops.native import NativeProgram
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 OUTSIDE = "outside"
 
@@ -49,14 +49,14 @@ def op_kinds(ops: Sequence[str]) -> list[str]:
     return kinds
 
 
-def weight_bytes_by_kind(model: Model, gguf: GGUFFile) -> dict[str, int]:
+def weight_bytes_by_kind(model: Model, model_file: ModelFile) -> dict[str, int]:
     """Bytes of weights that each kind of op reads in a step."""
     by_kind = {
-        kind: sum(t.nbytes for name, t in gguf.tensors.items() if name.startswith("blk.") and name.endswith(suffixes))
+        kind: sum(t.nbytes for name, t in model_file.tensors.items() if name.startswith("blk.") and name.endswith(suffixes))
         for kind, suffixes in _TENSORS.items()
     }
     head = "token_embd.weight" if model.config.tied_embeddings else "output.weight"
-    return {**by_kind, "lm_head": gguf.tensors[head].nbytes}
+    return {**by_kind, "lm_head": model_file.tensors[head].nbytes}
 
 
 def profile_step(

@@ -61,7 +61,7 @@ def _add_command(bench: Bench) -> None:
         from hotloop.bench.options import BenchOptions
         from hotloop.bench.prefill import bench_prefill
         from hotloop.cli.models import require_model
-        from hotloop.weights.gguf import GGUFFile
+        from hotloop.weights.open_model import open_model
 
         def report(line: str) -> None:
             print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
@@ -69,13 +69,13 @@ def _add_command(bench: Bench) -> None:
         if isa is None:
             isa = os.environ.get("HOTLOOP_ISA", "")
         options = BenchOptions(model, _sizes(batch), context, tokens, runs, threads, isa)
-        with GGUFFile.open(require_model(model, yes=yes)) as gguf:
+        with open_model(require_model(model, yes=yes)) as model_file:
             if bench is Bench.kernels:
-                results = bench_kernels(gguf, options, report)
+                results = bench_kernels(model_file, options, report)
             elif bench is Bench.decode:
-                results = bench_decode(gguf, options, report, profile=profile)
+                results = bench_decode(model_file, options, report, profile=profile)
             else:
-                results = bench_prefill(gguf, options, report, profile=profile)
+                results = bench_prefill(model_file, options, report, profile=profile)
             for result in results:
                 if as_json:
                     print(json.dumps(result), flush=True)

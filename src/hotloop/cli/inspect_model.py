@@ -12,7 +12,7 @@ from hotloop.cli import options as opt
 
 if TYPE_CHECKING:
     from hotloop.kv_cache.layout import KVLayout
-    from hotloop.weights.gguf import GGUFFile
+    from hotloop.weights.model_file import ModelFile
 
 
 def command(
@@ -23,11 +23,11 @@ def command(
 ) -> None:
     """Show a model's architecture, tensors and context, the memory it needs and the decode ceiling here."""
     from hotloop.cli.models import require_model
-    from hotloop.weights.gguf import GGUFFile
+    from hotloop.weights.open_model import open_model
 
     path = require_model(model, yes=yes)
-    with GGUFFile.open(path) as gguf:
-        facts = {**_file_facts(path, gguf), **_model_facts(gguf, max_model_len)}
+    with open_model(path) as model_file:
+        facts = {**_file_facts(path, model_file), **_model_facts(model_file, max_model_len)}
     if as_json:
         import json
 
@@ -36,25 +36,25 @@ def command(
         _print(facts)
 
 
-def _file_facts(path: Path, gguf: GGUFFile) -> dict[str, Any]:
+def _file_facts(path: Path, model_file: ModelFile) -> dict[str, Any]:
     """What any GGUF file tells, whether or not hotloop can run it."""
     from math import prod
 
     bytes_by_format: Counter[str] = Counter()
-    for tensor in gguf.tensors.values():
+    for tensor in model_file.tensors.values():
         bytes_by_format[tensor.format] += tensor.nbytes
     return {
         "path": str(path),
-        "file_bytes": gguf.nbytes,
-        "architecture": gguf.get_str("general.architecture", "?"),
-        "name": gguf.get_str("general.name", None),
-        "parameters": sum(prod(t.shape) for t in gguf.tensors.values()),
+        "file_bytes": model_file.nbytes,
+        "architecture": model_file.get_str("general.architecture", "?"),
+        "name": model_file.get_str("general.name", None),
+        "parameters": sum(prod(t.shape) for t in model_file.tensors.values()),
         "tensor_bytes_by_format": dict(bytes_by_format.most_common()),
-        "chat_template": "tokenizer.chat_template" in gguf.metadata,
+        "chat_template": "tokenizer.chat_template" in model_file.metadata,
     }
 
 
-def _model_facts(gguf: GGUFFile, max_model_len: int | None) -> dict[str, Any]:
+def _model_facts(model_file: ModelFile, max_model_len: int | None) -> dict[str, Any]:
     """What follows for hotloop; or why it cannot run the file."""
     from hotloop.config import EngineConfig, KVDtype
     from hotloop.errors import ModelFileError
@@ -66,16 +66,16 @@ def _model_facts(gguf: GGUFFile, max_model_len: int | None) -> dict[str, Any]:
     from hotloop.text.tokenizer import Tokenizer
 
     try:
-        model = load_model_spec(gguf)
-        Tokenizer.from_metadata(gguf.metadata)
+        model = load_model_spec(model_file)
+        Tokenizer.from_metadata(model_file.metadata)
     except ModelFileError as error:
         return {"runs": False, "reason": str(error)}
     config = EngineConfig(max_model_len=max_model_len)
     layout = KVLayout(kv_groups(model.config), config.block_size, config.kv_dtype)
     context = min(config.max_model_len or model.config.context_length, model.config.context_length)
     layouts = [KVLayout(layout.groups, config.block_size, dtype) for dtype in get_args(KVDtype)]
-    weights = model.weight_bytes(gguf)
-    step_bytes = weight_bytes_per_step(model, gguf)
+    weights = model.weight_bytes(model_file)
+    step_bytes = weight_bytes_per_step(model, model_file)
     ceiling = cached_read_bandwidth(config.num_threads)
     kv_pool = layout.blocks_for(context) * layout.block_bytes
     return {

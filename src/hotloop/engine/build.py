@@ -12,7 +12,8 @@ from hotloop.engine.core import EngineCore
 from hotloop.engine.model_runner import ModelRunner
 from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.text.tokenizer import Tokenizer
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
+from hotloop.weights.open_model import open_model
 
 _log = logging.getLogger(__name__)
 
@@ -24,10 +25,10 @@ class BuiltCore:
     info: EngineInfo
 
 
-def build_core(gguf: GGUFFile, config: EngineConfig, grammars: GrammarCompiler | None = None) -> BuiltCore:
+def build_core(model_file: ModelFile, config: EngineConfig, grammars: GrammarCompiler | None = None) -> BuiltCore:
     """Load the weights and start the thread team. grammars: None for a compiler of its own. Raises as `ModelRunner`."""
-    runner = ModelRunner(gguf, config)
-    path = gguf.path
+    runner = ModelRunner(model_file, config)
+    path = model_file.path
     core = EngineCore(
         runner, runner.resolved_config, grammars=grammars or GrammarCompiler(lambda: _tokenizer(path))
     )
@@ -36,7 +37,7 @@ def build_core(gguf: GGUFFile, config: EngineConfig, grammars: GrammarCompiler |
         max_request_tokens=core.scheduler.max_request_tokens, vocab_size=runner.vocab_size,
         weight_bytes_per_step=runner.weight_bytes_per_step,
     )  # fmt: skip
-    _log.info("%s: %s", gguf.path.name, info)
+    _log.info("%s: %s", model_file.path.name, info)
     if info.max_request_tokens < info.max_model_len:
         _log.warning(
             "the KV pool holds %d tokens of a request and max_model_len is %d: those that need more will be refused; lower "
@@ -47,5 +48,5 @@ def build_core(gguf: GGUFFile, config: EngineConfig, grammars: GrammarCompiler |
 
 
 def _tokenizer(path: Path) -> Tokenizer:
-    with GGUFFile.open(path) as gguf:
-        return Tokenizer.from_metadata(gguf.metadata)
+    with open_model(path) as model_file:
+        return Tokenizer.from_metadata(model_file.metadata)

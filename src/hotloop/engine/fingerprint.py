@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hotloop.config import EngineConfig
 from hotloop.weights.cache import remembered_sha256
+from hotloop.weights.open_model import open_model
 
 ARITHMETIC_VERSION = 1  # raised with every change that changes any bit of any answer
 
@@ -14,7 +15,9 @@ ARITHMETIC_VERSION = 1  # raised with every change that changes any bit of any a
 def system_fingerprint(path: Path, config: EngineConfig) -> str:
     """Two engines with the same fingerprint answer a request, seed included, with the same bits.
 
-    path: of the weights. Reads the whole file where its hash is not remembered.
+    path: of the model. Reads the whole of its files where their hashes are not remembered.
     """
-    parts = (str(ARITHMETIC_VERSION), remembered_sha256(path), config.kv_dtype, config.activations)
+    with open_model(path) as model_file:
+        hashes = [remembered_sha256(part) for part in model_file.paths]
+    parts = (str(ARITHMETIC_VERSION), *hashes, config.kv_dtype, config.activations)
     return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

@@ -21,7 +21,7 @@ from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.telemetry.ceilings import read_ceiling
 from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.catalog import entry_for
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.open_model import open_model
 from hotloop.weights.resolve import resolve
 
 PREFILL_TOKENS_BESIDE_DECODES = 16  # where somebody waits for each token: short steps before throughput
@@ -54,10 +54,10 @@ def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
     path = resolve(str(model))
     config = engine_config(options)
     ceiling = read_ceiling(config.num_threads)  # first: measuring takes memory that the weights are to have
-    with GGUFFile.open(path) as gguf:
-        tokenizer = Tokenizer.from_metadata(gguf.metadata)
+    with open_model(path) as model_file:
+        tokenizer = Tokenizer.from_metadata(model_file.metadata)
         grammars = GrammarCompiler(lambda: tokenizer)
-        built = build_core(gguf, config, grammars)
+        built = build_core(model_file, config, grammars)
     # What is left of the file's metadata and of building the tokenizer: tens of megabytes.
     gc.collect()
     _native.release_free_memory()

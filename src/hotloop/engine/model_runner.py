@@ -23,7 +23,7 @@ from hotloop.ops.batch import ForwardBatch
 from hotloop.ops.kernel_set import choose_kernel_set
 from hotloop.ops.native import NativeOps, NativeProgram, NativeWeights
 from hotloop.telemetry.traffic import weight_bytes_per_step
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 OutputKind = Literal["logits", "hidden_states"]
 ProgramKey = tuple[range | None, OutputKind]
@@ -35,13 +35,13 @@ class ModelRunner:
     """Owns the weights, the KV pool, the thread team and the step programs of one model."""
 
     @own_arithmetic()
-    def __init__(self, gguf: GGUFFile, config: EngineConfig) -> None:
-        """Loads and repacks all weights; ``gguf`` is not needed afterwards.
+    def __init__(self, model_file: ModelFile, config: EngineConfig) -> None:
+        """Loads and repacks all weights; ``model_file`` is not needed afterwards.
 
         Raises: ModelFileError, CapacityError, InvalidRequestError (an unusable instruction set).
         """
         self.config = config
-        self.model: Model = load_model_spec(gguf)
+        self.model: Model = load_model_spec(model_file)
         self.max_model_len = min(config.max_model_len or self.model.config.context_length, 2**24)
         if self.max_model_len > self.model.config.context_length:
             _log.warning(
@@ -51,23 +51,23 @@ class ModelRunner:
         self.max_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * self.max_model_len)
         self.max_num_seqs = min(config.max_num_seqs, self.max_tokens)  # every running request has a token in every step
         self.isa: str = choose_kernel_set(config.isa)
-        weight_bytes = self.model.weight_bytes(gguf)
+        weight_bytes = self.model.weight_bytes(model_file)
         if weight_bytes > available_memory_bytes():
             raise CapacityError(
-                f"{gguf.path}: the weights take {weight_bytes} bytes and {available_memory_bytes()} are free; "
+                f"{model_file.path}: the weights take {weight_bytes} bytes and {available_memory_bytes()} are free; "
                 f"free some memory or choose a smaller model"
             )
         self._team = _start_team(config.num_threads)
         layout = KVLayout(kv_groups(self.model.config), config.block_size, config.kv_dtype)
         self.storage = KVStorage.allocate(layout, self._num_blocks(layout, weight_bytes))
-        self.weight_bytes_per_step = weight_bytes_per_step(self.model, gguf)
+        self.weight_bytes_per_step = weight_bytes_per_step(self.model, model_file)
         self._programs: dict[ProgramKey, NativeProgram] = {}
         try:
-            self._weights = NativeWeights(gguf, self.model.tensor_shapes, self._team)
+            self._weights = NativeWeights(model_file, self.model.tensor_shapes, self._team)
             self.program()
         except MemoryError:  # a limit of the process, which the machine's free memory does not show
             raise CapacityError(
-                f"{gguf.path}: no memory for {weight_bytes} bytes of weights and the work space of "
+                f"{model_file.path}: no memory for {weight_bytes} bytes of weights and the work space of "
                 f"{self.max_tokens} tokens; raise the process's memory limit, lower max_num_batched_tokens or "
                 f"choose a smaller model"
             ) from None

@@ -11,7 +11,7 @@ from hotloop.engine.loading import PREFILL_TOKENS_BESIDE_DECODES, ConnectedEngin
 from hotloop.engine.supervisor import SupervisedClient
 from hotloop.telemetry.ceilings import read_ceiling
 from hotloop.text.tokenizer import Tokenizer
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.open_model import open_model
 from hotloop.weights.resolve import resolve
 
 
@@ -38,8 +38,8 @@ def start_engine_process(
     ceiling = read_ceiling(config.num_threads)  # first: measuring takes memory that the weights are to have
     client = SupervisedClient(path, config, watchdog_s=watchdog_s, module=module)
     try:
-        with GGUFFile.open(path) as gguf:  # while the engine loads the weights
-            tokenizer = Tokenizer.from_metadata(gguf.metadata)
+        with open_model(path) as model_file:  # while the engine loads the weights
+            tokenizer = Tokenizer.from_metadata(model_file.metadata)
         client.wait_until_ready()
         inputs = input_processor(model, path, tokenizer, client.info)
     except BaseException:

@@ -35,7 +35,7 @@ from hotloop.engine.wire import (
     encode,
 )
 from hotloop.errors import HotloopError
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.open_model import open_model
 
 
 class Sockets:
@@ -90,8 +90,8 @@ def main() -> None:
     assert isinstance(start, Start)
     logging.basicConfig(level=start.log_level, handlers=[_LogSender(sockets)], format="%(message)s")
     try:
-        with GGUFFile.open(Path(start.path)) as gguf:
-            built = build_core(gguf, start.config)
+        with open_model(Path(start.path)) as model_file:
+            built = build_core(model_file, start.config)
     except Exception as error:
         if not isinstance(error, HotloopError):
             logging.getLogger(__name__).exception("the engine could not be loaded")

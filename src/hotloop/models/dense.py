@@ -14,7 +14,7 @@ from hotloop.models.config import LayerConfig, ModelConfig, RopeConfig, kv_group
 from hotloop.models.metadata import ArchMetadata
 from hotloop.ops.protocol import QKV, Activation, Ops, Plan, RopeStyle, Value, Weights
 from hotloop.ops.rope import RopeScaling
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 Output = Literal["logits", "hidden_states"]
 
@@ -39,8 +39,8 @@ def read_dense_config(
     Raises: ModelFileError naming the key that is missing, malformed or not implemented.
     """
     num_layers = meta.size("block_count")
-    if num_layers > len(meta.gguf.tensors):
-        raise meta.error("block_count", f"is {num_layers}, but the file has {len(meta.gguf.tensors)} tensors")
+    if num_layers > len(meta.file.tensors):
+        raise meta.error("block_count", f"is {num_layers}, but the file has {len(meta.file.tensors)} tensors")
     hidden_size = meta.size("embedding_length")
     num_heads = meta.size("attention.head_count")
     num_kv_heads = meta.size("attention.head_count_kv", num_heads)
@@ -57,7 +57,7 @@ def read_dense_config(
     if meta.size("attention.value_length", head_dim) != head_dim:
         raise meta.error("attention.value_length", f"must equal the key length {head_dim}; others are unsupported")
     context_length = meta.size("context_length")
-    embedding = meta.gguf.tensors.get("token_embd.weight")
+    embedding = meta.file.tensors.get("token_embd.weight")
     return ModelConfig(
         architecture=meta.architecture,
         hidden_size=hidden_size,
@@ -71,7 +71,7 @@ def read_dense_config(
         attention_scale=meta.number("attention.scale", as_float32(1 / math.sqrt(head_dim))),
         activation=activation,
         layers=(LayerConfig(_read_rope(meta, rope_style, head_dim, context_length, rope_factors)),) * num_layers,
-        tied_embeddings="output.weight" not in meta.gguf.tensors,
+        tied_embeddings="output.weight" not in meta.file.tensors,
         qkv_bias=qkv_bias,
         attention_output_bias=attention_output_bias,
         qk_norm=qk_norm,
@@ -108,23 +108,23 @@ def _read_rope(meta: ArchMetadata, style: RopeStyle, head_dim: int, context_leng
         attention_factor=meta.number("rope.scaling.attn_factor", 1.0),
         beta_fast=beta_fast,
         beta_slow=beta_slow,
-        freq_factors=_read_rope_factors(meta.gguf, dim) if factors else None,
+        freq_factors=_read_rope_factors(meta.file, dim) if factors else None,
     )
 
 
-def _read_rope_factors(gguf: GGUFFile, dim: int) -> tuple[float, ...] | None:
+def _read_rope_factors(model_file: ModelFile, dim: int) -> tuple[float, ...] | None:
     """The tensor rope_freqs.weight, float32 [dim / 2], if the file has it."""
     name = "rope_freqs.weight"
-    tensor = gguf.tensors.get(name)
+    tensor = model_file.tensors.get(name)
     if tensor is None:
         return None
     if tensor.format != "F32" or tensor.shape != (dim // 2,):
         raise ModelFileError(
-            f"{gguf.path}: tensor {name} must be F32 [{dim // 2}], but is {tensor.format} {list(tensor.shape)}"
+            f"{model_file.path}: tensor {name} must be F32 [{dim // 2}], but is {tensor.format} {list(tensor.shape)}"
         )
-    factors = gguf.read(name).view("<f4")
+    factors = model_file.read(name).view("<f4")
     if not (np.isfinite(factors) & (factors > 0)).all():
-        raise ModelFileError(f"{gguf.path}: tensor {name} must hold finite numbers greater than 0")
+        raise ModelFileError(f"{model_file.path}: tensor {name} must hold finite numbers greater than 0")
     return tuple(factors.tolist())
 
 

@@ -20,7 +20,7 @@ HARMLESS_PREFIXES: tuple[str, ...] = ()
 
 def read_config(meta: ArchMetadata) -> ModelConfig:
     """The configuration in a file's metadata. Raises ModelFileError naming the key at fault."""
-    tensors = meta.gguf.tensors
+    tensors = meta.file.tensors
     config = read_dense_config(
         meta,
         rope_style="interleaved",

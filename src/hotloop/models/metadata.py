@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hotloop.errors import ModelFileError
-from hotloop.weights.gguf import GGUFFile, MetadataValue
+from hotloop.weights.model_file import MetadataValue, ModelFile
 
 # Keys that do not touch the mathematics of a forward pass.
 _HARMLESS = frozenset({"vocab_size", "pooling_type", "rope.scaling.finetuned", "tensor_data_layout"})
@@ -34,18 +34,18 @@ _INERT: Mapping[str, MetadataValue] = {
 class ArchMetadata:
     """The `<architecture>.*` keys of a file. A key that is never read is an error in `check_all_used`."""
 
-    def __init__(self, gguf: GGUFFile, architecture: str) -> None:
-        self.gguf = gguf
+    def __init__(self, model_file: ModelFile, architecture: str) -> None:
+        self.file = model_file
         self.architecture = architecture
         self._used: set[str] = set()
 
     def has(self, name: str) -> bool:
-        return self._key(name) in self.gguf.metadata
+        return self._key(name) in self.file.metadata
 
     def size(self, name: str, default: int | None = None) -> int:
         """A positive integer below 2^31. Raises ModelFileError if it is anything else, or missing."""
         key = self._key(name)
-        value = self.gguf.get_int(key) if default is None else self.gguf.get_int(key, default)
+        value = self.file.get_int(key) if default is None else self.file.get_int(key, default)
         if not 0 < value < 2**31:
             raise self.error(name, f"must be from 1 to 2^31 - 1, but is {value}")
         return value
@@ -53,17 +53,17 @@ class ArchMetadata:
     def number(self, name: str, default: float | None = None, *, positive: bool = True) -> float:
         """A finite number, > 0 (or >= 0). Raises ModelFileError if it is anything else, or missing."""
         key = self._key(name)
-        value = self.gguf.get_float(key) if default is None else self.gguf.get_float(key, default)
+        value = self.file.get_float(key) if default is None else self.file.get_float(key, default)
         if value < 0 or (positive and value == 0):
             raise self.error(name, f"must be {'greater than' if positive else 'at least'} 0, but is {value}")
         return value
 
     def text(self, name: str, default: str) -> str:
-        return self.gguf.get_str(self._key(name), default)
+        return self.file.get_str(self._key(name), default)
 
     def flags(self, name: str, count: int) -> tuple[bool, ...] | None:
         """An array of `count` booleans, or None where the key is missing or holds a single number."""
-        value = self.gguf.metadata.get(self._key(name))
+        value = self.file.metadata.get(self._key(name))
         if not isinstance(value, np.ndarray):
             return None
         if len(value) < count:
@@ -72,13 +72,13 @@ class ArchMetadata:
 
     def error(self, name: str, problem: str) -> ModelFileError:
         """An error about a key, naming file and key."""
-        return ModelFileError(f"{self.gguf.path}: metadata key {self.architecture}.{name} {problem}")
+        return ModelFileError(f"{self.file.path}: metadata key {self.architecture}.{name} {problem}")
 
     def check_all_used(self, harmless_prefixes: tuple[str, ...] = ()) -> None:
         """Raise ModelFileError naming every key that was not read and may change the mathematics."""
         prefix = self.architecture + "."
         unknown = []
-        for key, value in self.gguf.metadata.items():
+        for key, value in self.file.metadata.items():
             name = key.removeprefix(prefix)
             if not key.startswith(prefix) or name in _HARMLESS or name.startswith(harmless_prefixes):
                 continue
@@ -86,7 +86,7 @@ class ArchMetadata:
                 unknown.append(f"{key:.100} = {value!r:.60}")
         if unknown:
             raise ModelFileError(
-                f"{self.gguf.path}: metadata that hotloop does not implement for {self.architecture}, "
+                f"{self.file.path}: metadata that hotloop does not implement for {self.architecture}, "
                 f"and that may change the result: {', '.join(sorted(unknown)[:20])}"
             )
 

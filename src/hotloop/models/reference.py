@@ -15,11 +15,12 @@ from hotloop.models.dense import Output
 from hotloop.models.registry import load_model_spec
 from hotloop.ops.batch import Chunk, build_batch
 from hotloop.ops.reference import ReferenceKV, ReferenceKVDtype, ReferenceOps, ReferenceWeights
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
+from hotloop.weights.open_model import open_model
 
 
 def reference_logits(
-    model: str | Path | GGUFFile,
+    model: str | Path | ModelFile,
     token_ids: Sequence[int],
     *,
     chunk_lengths: Sequence[int] | None = None,
@@ -37,9 +38,9 @@ def reference_logits(
     float64 for the exact forward pass, see ReferenceOps. kv_dtype: None for the same as `dtype`. layers,
     output: of the model's forward. keep_weights: keep dequantized matrices between steps, 4 bytes per weight.
     """
-    gguf = model if isinstance(model, GGUFFile) else GGUFFile.open(model)
-    spec = load_model_spec(gguf)
-    weights = ReferenceWeights(gguf, keep=keep_weights)
+    model_file = model if isinstance(model, ModelFile) else open_model(model)
+    spec = load_model_spec(model_file)
+    weights = ReferenceWeights(model_file, keep=keep_weights)
     groups = kv_groups(spec.config)
     num_blocks = -(-len(token_ids) // block_size)
     kv = ReferenceKV(groups, num_blocks=num_blocks, block_size=block_size, dtype=kv_dtype or dtype)

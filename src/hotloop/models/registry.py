@@ -13,7 +13,7 @@ from hotloop.models.dense import Output
 from hotloop.models.metadata import ArchMetadata
 from hotloop.models.tensors import TensorShapes, check_tensors
 from hotloop.ops.protocol import Ops, Value, Weights
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 
 class Forward(Protocol):
@@ -51,9 +51,9 @@ class Model:
     tensor_shapes: TensorShapes
     forward: Forward
 
-    def weight_bytes(self, gguf: GGUFFile) -> int:
+    def weight_bytes(self, model_file: ModelFile) -> int:
         """Bytes of the file's tensors that the model uses."""
-        return sum(gguf.tensors[name].nbytes for name in self.tensor_shapes if name in gguf.tensors)
+        return sum(model_file.tensors[name].nbytes for name in self.tensor_shapes if name in model_file.tensors)
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -64,19 +64,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }
 
 
-def load_model_spec(gguf: GGUFFile) -> Model:
+def load_model_spec(model_file: ModelFile) -> Model:
     """Read a file's configuration and check that hotloop computes exactly what the file describes.
 
     Raises: ModelFileError naming the architecture, the metadata key or the tensors at fault.
     """
-    name = gguf.get_str("general.architecture")
+    name = model_file.get_str("general.architecture")
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelFileError(f"{gguf.path}: architecture {name!r:.60} is not supported; hotloop knows {known}")
-    meta = ArchMetadata(gguf, name)
+        raise ModelFileError(f"{model_file.path}: architecture {name!r:.60} is not supported; hotloop knows {known}")
+    meta = ArchMetadata(model_file, name)
     config = architecture.read_config(meta)
     meta.check_all_used(architecture.harmless_prefixes)
     shapes = architecture.tensor_shapes(config)
-    check_tensors(gguf, shapes, name)
+    check_tensors(model_file, shapes, name)
     return Model(config, shapes, architecture.forward)

@@ -9,8 +9,7 @@ from hotloop.errors import ModelFileError
 from hotloop.models.config import ModelConfig
 from hotloop.quant.activations import GROUP_SIZE
 from hotloop.quant.formats import DEQUANTIZABLE_FORMATS
-from hotloop.weights.gguf import GGUFFile
-from hotloop.weights.gguf_header import quote
+from hotloop.weights.model_file import ModelFile, quote
 
 TensorShapes = Mapping[str, tuple[int, ...]]
 
@@ -61,21 +60,21 @@ def per_layer(config: ModelConfig, block: TensorShapes) -> dict[str, tuple[int, 
     return {f"blk.{i}.{name}": shape for i in range(config.num_layers) for name, shape in block.items()}
 
 
-def check_tensors(gguf: GGUFFile, expected: TensorShapes, architecture: str) -> None:
+def check_tensors(model_file: ModelFile, expected: TensorShapes, architecture: str) -> None:
     """Compare a file's tensors with `expected`; each kind of difference is one error that lists all.
 
     Raises: ModelFileError for tensors that are missing, have another shape or a format hotloop does not
     compute with, or that belong to the model but are not implemented. Other extra tensors are a warning.
     """
-    missing = [name for name in expected if name not in gguf.tensors]
+    missing = [name for name in expected if name not in model_file.tensors]
     if missing:
         raise ModelFileError(
-            f"{gguf.path}: {len(missing)} tensors of a {architecture} model are missing: {_listed(missing)}"
+            f"{model_file.path}: {len(missing)} tensors of a {architecture} model are missing: {_listed(missing)}"
         )
     wrong_shapes = []
     wrong_formats = []
     for name, shape in expected.items():
-        tensor = gguf.tensors[name]
+        tensor = model_file.tensors[name]
         if tensor.shape != shape:
             wrong_shapes.append(f"{name} is {list(tensor.shape)}, the metadata ask for {list(shape)}")
         supported = VECTOR_FORMATS if len(shape) == 1 else SUPPORTED_FORMATS
@@ -84,18 +83,18 @@ def check_tensors(gguf: GGUFFile, expected: TensorShapes, architecture: str) -> 
         elif len(shape) == 2 and shape[1] % GROUP_SIZE:
             wrong_shapes.append(f"{name} has rows of {shape[1]}, which is no multiple of {GROUP_SIZE}")
     if wrong_shapes:
-        raise ModelFileError(f"{gguf.path}: tensors of the wrong shape: {_listed(wrong_shapes)}")
+        raise ModelFileError(f"{model_file.path}: tensors of the wrong shape: {_listed(wrong_shapes)}")
     if wrong_formats:
-        raise ModelFileError(f"{gguf.path}: unsupported tensor formats: {_listed(wrong_formats)}")
-    extra = [name for name in gguf.tensors if name not in expected]
+        raise ModelFileError(f"{model_file.path}: unsupported tensor formats: {_listed(wrong_formats)}")
+    extra = [name for name in model_file.tensors if name not in expected]
     unknown = [name for name in extra if name.startswith(_PART_OF_THE_MODEL)]
     if unknown:
         raise ModelFileError(
-            f"{gguf.path}: tensors that hotloop does not implement for {architecture}, and that may change "
+            f"{model_file.path}: tensors that hotloop does not implement for {architecture}, and that may change "
             f"the result: {_listed(unknown)}"
         )
     if extra:
-        _log.warning("%s: %d tensors are not used: %s", gguf.path, len(extra), _listed([*map(quote, extra)], limit=10))
+        _log.warning("%s: %d tensors are not used: %s", model_file.path, len(extra), _listed([*map(quote, extra)], limit=10))
 
 
 def _listed(items: list[str], limit: int = 1000) -> str:

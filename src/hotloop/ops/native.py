@@ -21,7 +21,7 @@ from hotloop.kv_cache.storage import KVStorage
 from hotloop.ops.batch import ForwardBatch
 from hotloop.ops.protocol import QKV, Activation, Rope
 from hotloop.quant.formats import dequantize
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 Extent = Literal["tokens", "logits"]
 Form = Literal["f32", "int8"]
@@ -69,27 +69,30 @@ class _AttentionPlan:
 class NativeWeights:
     """Tensors of a model file, repacked into native layouts and shared by all programs. The file is not needed afterwards."""
 
-    def __init__(self, gguf: GGUFFile, names: Iterable[str], team: _native.ThreadTeam) -> None:
+    def __init__(self, model_file: ModelFile, names: Iterable[str], team: _native.ThreadTeam) -> None:
         """Load the tensors ``names``: matrices and vectors in formats that load_model_spec accepts.
 
         Raises: ModelFileError if the file cannot be read, or was truncated since it was opened.
         """
         wanted = frozenset(names)
-        infos = [info for name, info in gguf.tensors.items() if name in wanted]  # in the order of the file
+        infos = [info for name, info in model_file.tensors.items() if name in wanted]  # in the order of the file
         self._matrices: dict[str, _native.WeightMatrix] = {}
         self._vectors: dict[str, _native.WeightVector] = {}
         matrices = [(i, _native.WeightFormat[i.format], *i.shape) for i in infos if len(i.shape) == 2]
         memory = _native.WeightMemory(sum(_native.matrix_bytes(kind, rows, cols) for _, kind, rows, cols in matrices))
         for info, weight_format, rows, cols in matrices:
-            fd, offset = gguf.location(info.name)
-            try:
-                matrix = _native.WeightMatrix.read(weight_format, rows, cols, fd, offset, team, memory)
-            except RuntimeError as error:
-                raise gguf.unreadable(info.name, str(error)) from None
+            location = model_file.location(info.name)
+            if location is None:
+                matrix = _native.WeightMatrix(weight_format, rows, cols, model_file.read(info.name), team)
+            else:
+                try:
+                    matrix = _native.WeightMatrix.read(weight_format, rows, cols, *location, team, memory)
+                except RuntimeError as error:
+                    raise model_file.unreadable(info.name, str(error)) from None
             self._matrices[info.name] = matrix
         for info in infos:
             if len(info.shape) == 1:
-                values = dequantize(info.format, gguf.read(info.name), info.shape)
+                values = dequantize(info.format, model_file.read(info.name), info.shape)
                 self._vectors[info.name] = _native.WeightVector(np.ascontiguousarray(values, np.float32))
 
     @property

@@ -24,7 +24,7 @@ from hotloop.ops.protocol import QKV, Activation, Rope, RopeStyle
 from hotloop.quant.activations import GROUP_SIZE, quantize_activations
 from hotloop.quant.formats import WEIGHT_FORMATS, dequantize
 from hotloop.quant.kv import dequantize_kv, from_bf16, quantize_kv, quantize_queries, to_bf16
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 Floats: TypeAlias = NDArray[Any]  # float32, or float64 where the op set was asked for it
 
@@ -69,27 +69,27 @@ class ReferenceMatrix:
 class ReferenceWeights:
     """The tensors of a model file for the reference op set. keep: see ReferenceMatrix."""
 
-    def __init__(self, gguf: GGUFFile, *, keep: bool = True) -> None:
-        self._gguf = gguf
+    def __init__(self, model_file: ModelFile, *, keep: bool = True) -> None:
+        self._file = model_file
         self._keep = keep
         self._matrices: dict[str, ReferenceMatrix] = {}
 
     def has(self, name: str) -> bool:
-        return name in self._gguf.tensors
+        return name in self._file.tensors
 
     def matrix(self, name: str, rows: int, cols: int) -> ReferenceMatrix:
         """The matrix `name`; one object per name."""
         if name not in self._matrices:
-            tensor = self._gguf.tensors[name]
+            tensor = self._file.tensors[name]
             assert tensor.shape == (rows, cols), f"{name} is {tensor.shape}, not {(rows, cols)}"
-            self._matrices[name] = ReferenceMatrix(tensor.format, self._gguf.data(name), (rows, cols), keep=self._keep)
+            self._matrices[name] = ReferenceMatrix(tensor.format, self._file.data(name), (rows, cols), keep=self._keep)
         return self._matrices[name]
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
         """The vector `name`: float32 [size]."""
-        tensor = self._gguf.tensors[name]
+        tensor = self._file.tensors[name]
         assert tensor.shape == (size,), f"{name} is {tensor.shape}, not {(size,)}"
-        return dequantize(tensor.format, self._gguf.data(name), (size,))
+        return dequantize(tensor.format, self._file.data(name), (size,))
 
 
 ReferenceKVDtype: TypeAlias = type[np.floating[Any]] | Literal["bf16", "int8"]

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from math import prod
 
 from hotloop.models.registry import Model
-from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.model_file import ModelFile
 
 
-def weight_bytes_per_step(model: Model, gguf: GGUFFile) -> int:
+def weight_bytes_per_step(model: Model, model_file: ModelFile) -> int:
     """Bytes of weights one decode step reads: every tensor once, but only one row of an embedding that is not also the
     output matrix."""
-    total = model.weight_bytes(gguf)
+    total = model.weight_bytes(model_file)
     if not model.config.tied_embeddings:
-        embedding = gguf.tensors["token_embd.weight"]
+        embedding = model_file.tensors["token_embd.weight"]
         total -= embedding.nbytes - embedding.nbytes // embedding.shape[0]
     return total
 

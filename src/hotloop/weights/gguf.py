@@ -1,34 +1,21 @@
 """Open a GGUF model, whole or in parts, as memory-mapped, bounds-checked tensors and typed metadata."""
 
-import os
 import re
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, BinaryIO, Final, NoReturn, Self, TypeVar
+from typing import BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.errors import ModelFileError, ModelNotFoundError
-from hotloop.weights.gguf_header import Header, MetadataValue, TensorInfo, describe, parse_header, quote
-
-__all__ = ["GGUFFile", "MetadataValue", "TensorInfo"]
+from hotloop.weights.gguf_header import Header, parse_header
+from hotloop.weights.model_file import ModelFile, describe, quote, read_at
 
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _MAX_PARTS = 1000
-
-
-class _Required(Enum):
-    REQUIRED = "required"
-
-
-_REQUIRED: Final = _Required.REQUIRED
-_D = TypeVar("_D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +27,11 @@ class _Part:
     header: Header
 
 
-class GGUFFile:
+class GGUFFile(ModelFile):
     """A GGUF model, opened through its file or through any part of a split one.
 
-    path: as given. paths: every part, in order.
-    version, metadata: of the first part. Scalars are Python values, string arrays list[str], numeric arrays
-    read-only numpy arrays in the dtype of the file.
+    paths: every part, in order. version, metadata: of the first part; numeric arrays have the dtype of the file.
     tensors: of all parts.
-    nbytes: total size of the files.
 
     `data` maps a tensor: for those who look here and there. `read` copies one and `location` tells where it lies: for
     those who want all of it, without pages of the mapping in their memory, and safe from a file that is truncated meanwhile.
@@ -56,14 +40,14 @@ class GGUFFile:
 
     def __init__(self, path: Path, paths: tuple[Path, ...], parts: list[_Part]) -> None:
         """Use `GGUFFile.open`."""
-        self.path = path
-        self.paths = paths
-        self.version = parts[0].header.version
-        self.metadata: Mapping[str, MetadataValue] = MappingProxyType(dict(parts[0].header.metadata))
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {name: tensor for part in parts for name, tensor in part.header.tensors.items()}
+        super().__init__(
+            path,
+            paths,
+            parts[0].header.metadata,
+            {name: tensor for part in parts for name, tensor in part.header.tensors.items()},
+            sum(len(part.mapping) for part in parts),
         )
-        self.nbytes = sum(len(part.mapping) for part in parts)
+        self.version = parts[0].header.version
         self._files = [part.file for part in parts]
         self._location = {name: (part, offset) for part in parts for name, offset in part.header.offsets.items()}
 
@@ -86,14 +70,6 @@ class GGUFFile:
         for file in self._files:
             file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def data(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a tensor: uint8 [tensors[name].nbytes], read-only, mapped, not copied.
 
@@ -106,103 +82,25 @@ class GGUFFile:
             raise self.unreadable(name, f"the file shrank to {mapping.size()} bytes")
         return np.frombuffer(mapping, np.uint8, count=self.tensors[name].nbytes, offset=offset)
 
-    def read(self, name: str) -> NDArray[np.uint8]:
-        """Return a copy of a tensor's bytes: uint8 [tensors[name].nbytes]. Raises as `data`."""
+    def read_rows(self, name: str, start: int, stop: int) -> NDArray[np.uint8]:
         fd, offset = self.location(name)
-        data = np.empty(self.tensors[name].nbytes, np.uint8)
-        done = 0
-        while done < data.nbytes:
-            try:
-                count = os.preadv(fd, [data[done:].data], offset + done)
-            except OSError as error:
-                raise self.unreadable(name, str(error.strerror)) from None
-            if not count:
-                raise self.unreadable(name, "the file ends in it")
-            done += count
-        return data
+        row_bytes = self.tensors[name].row_bytes
+        try:
+            return read_at(fd, offset + start * row_bytes, (stop - start) * row_bytes)
+        except OSError as error:
+            raise self.unreadable(name, str(error.strerror)) from None
+        except EOFError as error:
+            raise self.unreadable(name, str(error)) from None
 
     def location(self, name: str) -> tuple[int, int]:
-        """Return the file descriptor of a tensor's file, valid until `close`, and the offset of its bytes. Raises as `data`."""
         part, offset = self._locate(name)
         return part.file.fileno(), offset
 
-    def unreadable(self, name: str, why: str) -> ModelFileError:
-        """The error of a tensor that was there when the file was opened."""
-        return ModelFileError(
-            f"{self.path}: the tensor {quote(name)} cannot be read any more: {why}; "
-            f"let whatever writes the file finish, and load it again"
-        )
-
     def _locate(self, name: str) -> tuple[_Part, int]:
-        if name not in self.tensors:
-            raise ModelFileError(f"{self.path}: the tensor {quote(name)} is missing")
+        self.info(name)
         if name not in self._location:
             raise ValueError(f"{self.path} is closed")
         return self._location[name]
-
-    def get_int(self, key: str, default: _D | _Required = _REQUIRED) -> int | _D:
-        """Return an integer; a missing key is `default`, or a ModelFileError where none is given."""
-        value = self.metadata.get(key)
-        if value is None:
-            return self._default(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self._wrong(key, value, "an integer")
-        return value
-
-    def get_float(self, key: str, default: _D | _Required = _REQUIRED) -> float | _D:
-        """Return a finite float (an integer is converted), else as `get_int`."""
-        value = self.metadata.get(key)
-        if value is None:
-            return self._default(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-            self._wrong(key, value, "a finite number")
-        return float(value)
-
-    def get_str(self, key: str, default: _D | _Required = _REQUIRED) -> str | _D:
-        """Return a string, else as `get_int`."""
-        value = self.metadata.get(key)
-        if value is None:
-            return self._default(key, default)
-        if not isinstance(value, str):
-            self._wrong(key, value, "a string")
-        return value
-
-    def get_bool(self, key: str, default: _D | _Required = _REQUIRED) -> bool | _D:
-        """Return a boolean, else as `get_int`."""
-        value = self.metadata.get(key)
-        if value is None:
-            return self._default(key, default)
-        if not isinstance(value, bool):
-            self._wrong(key, value, "a boolean")
-        return value
-
-    def get_strings(self, key: str, default: _D | _Required = _REQUIRED) -> list[str] | _D:
-        """Return an array of strings, else as `get_int`."""
-        value = self.metadata.get(key)
-        if value is None:
-            return self._default(key, default)
-        if not isinstance(value, list):
-            self._wrong(key, value, "an array of strings")
-        return value
-
-    def get_array(self, key: str, default: _D | _Required = _REQUIRED) -> NDArray[Any] | _D:
-        """Return an array of numbers, in the dtype of the file, else as `get_int`."""
-        value = self.metadata.get(key)
-        if value is None:
-            return self._default(key, default)
-        if not isinstance(value, np.ndarray):
-            self._wrong(key, value, "an array of numbers")
-        return value
-
-    def _default(self, key: str, default: _D | _Required) -> _D:
-        if isinstance(default, _Required):
-            raise ModelFileError(f"{self.path}: the metadata key {quote(key)} is missing")
-        return default
-
-    def _wrong(self, key: str, value: MetadataValue, wanted: str) -> NoReturn:
-        raise ModelFileError(
-            f"{self.path}: metadata key {quote(key)} must be {wanted}, but is {describe(value)}"
-        )
 
 
 def _part_paths(path: Path) -> tuple[Path, ...]:

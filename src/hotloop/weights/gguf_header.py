@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from hotloop.errors import ModelFileError
 from hotloop.quant.formats import FORMATS_BY_TYPE_ID
-
-MetadataValue = bool | int | float | str | list[str] | NDArray[Any]
+from hotloop.weights.model_file import MetadataValue, TensorInfo, describe, quote
 
 MAX_ENTRIES = 1 << 16
 """Most metadata keys, and most tensors, of one file."""
@@ -59,21 +58,6 @@ NUMBERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor of a model file.
-
-    shape: numpy order: rows (output features) first, the contiguous axis last.
-    format: a name in hotloop.quant.formats.WEIGHT_FORMATS.
-    nbytes: bytes of data, padding not counted.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    format: str
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Header:
     """What one GGUF file says about itself; tensor offsets count bytes from the start of the file."""
 
@@ -81,18 +65,6 @@ class Header:
     metadata: Mapping[str, MetadataValue]
     tensors: Mapping[str, TensorInfo]
     offsets: Mapping[str, int]
-
-
-def quote(name: str) -> str:
-    """`name` in quotes, with control characters escaped, short enough for an error message."""
-    return repr(name if len(name) <= 100 else name[:97] + "...")
-
-
-def describe(value: MetadataValue | None) -> str:
-    """`value` in a few words, for an error message."""
-    if isinstance(value, list | np.ndarray):
-        return f"an array of {len(value)} items"
-    return quote(value) if isinstance(value, str) else repr(value)
 
 
 def parse_header(buffer: mmap | bytes, path: str) -> Header:

@@ -88,7 +88,7 @@ def _pull_from_hub(source: HubSource, target: Path, report: Reporter, deadline_s
 
 def _check_local(path: Path) -> None:
     """A file of the user's own: nothing is copied, but it is read far enough to know that it is whole."""
-    from hotloop.weights.gguf import GGUFFile  # numpy, which no other pull needs
+    from hotloop.weights.open_model import open_model  # numpy, which no other pull needs
 
-    with GGUFFile.open(path):
+    with open_model(path):
         pass
