@@ -13,6 +13,21 @@ ErrorKind = Literal["internal", "invalid", "deadline", "engine_dead", "shutdown"
 RestartReason = Literal["died", "stalled"]  # of an engine's process
 
 
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How the answers to a conversation may think before they answer: between two texts of the output.
+
+    begin_ids, end_ids: the usual tokens of the texts, one each where the vocabulary has them. is_open: the prompt has written
+    the first already, so the output begins inside; otherwise it thinks only if it begins with that text.
+    """
+
+    begin_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
+    is_open: bool
+    begin: str = "<think>"
+    end: str = "</think>"
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """The engine's state of one request, that is of one choice. params are resolved: no None but max_tokens and logprobs.
@@ -42,6 +57,7 @@ class Request:
     dry_breakers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
     mirostat_mu: float | None = None  # of the next token, once one was drawn with mirostat
     num_scored_tokens: int = 0  # of the prompt, those whose logits have been seen for prompt_logprobs
+    thinking: Thinking | None = None  # of a conversation whose answers may think
 
     @property
     def wants_scores(self) -> bool:

@@ -138,6 +138,7 @@ class InputProcessor:
             first, list(resume.prompt_ids), params, resume.seed, arrival_s, priority, timeout_s, cache_salt
         )
         request.choice, request.mirostat_mu = resume.choice, resume.mirostat_mu
+        request.thinking = resume.thinking
         request.output_token_ids = output = list(resume.output_ids)
         if len(output) >= request.max_tokens or (output and output[-1] in request.stop_token_ids):
             raise InvalidRequestError(

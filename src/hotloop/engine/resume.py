@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hotloop.request import Request
+from hotloop.request import Request, Thinking
 from hotloop.sampling_params import SamplingParams
 
 
@@ -24,11 +24,12 @@ class Resume:
     seed: int
     choice: int = 0
     mirostat_mu: float | None = None
+    thinking: Thinking | None = None
 
     @classmethod
     def of(cls, request: Request) -> Resume:
         """A copy of where a request is."""
         return cls(
             tuple(request.prompt_token_ids), tuple(request.output_token_ids), request.params, request.seed,
-            request.choice, request.mirostat_mu,
+            request.choice, request.mirostat_mu, request.thinking,
         )  # fmt: skip
