@@ -92,14 +92,20 @@ void bind_runtime(nb::module_& m) {
       .def_prop_ro("rows", [](const WeightMatrix& w) { return w.matrix().rows; })
       .def_prop_ro("cols", [](const WeightMatrix& w) { return w.matrix().cols; })
       .def_prop_ro("format", [](const WeightMatrix& w) { return w.matrix().format; })
+      .def("part", [](const WeightMatrix& w, int64_t begin, int64_t rows) {
+        return std::make_shared<WeightMatrix>(w, begin, rows);
+      }, "begin"_a, "rows"_a, "Rows [begin, begin + rows) in the same memory; begin: a multiple of 8.")
       .def_prop_ro("nbytes", &WeightMatrix::nbytes);
 
   nb::class_<WeightVector>(m, "WeightVector")
       .def(nb::new_([](const Floats& src) {
         return std::make_shared<WeightVector>(src.data(), static_cast<int64_t>(src.size()));
       }), "src"_a)
-      .def_prop_ro("size", [](const WeightVector& v) { return v.size; })
-      .def_prop_ro("nbytes", [](const WeightVector& v) { return v.memory.size(); });
+      .def("part", [](const WeightVector& v, int64_t begin, int64_t size) {
+        return std::make_shared<WeightVector>(v, begin, size);
+      }, "begin"_a, "size"_a, "Elements [begin, begin + size) in the same memory.")
+      .def_prop_ro("size", &WeightVector::size)
+      .def_prop_ro("nbytes", &WeightVector::nbytes);
 }
 
 }  // namespace hotloop

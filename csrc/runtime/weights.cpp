@@ -64,8 +64,25 @@ WeightMatrix::WeightMatrix(WeightFormat format, int64_t rows, int64_t cols, RowS
   team.run(job);
 }
 
-WeightVector::WeightVector(const float* src, int64_t n) : memory(n * 4), size(n) {
-  std::memcpy(memory.data(), src, n * 4);
+WeightMatrix::WeightMatrix(const WeightMatrix& whole, int64_t begin, int64_t rows)
+    : memory_(whole.memory_), nbytes_(row_blocks(rows) * row_block_bytes(whole.matrix_.format, whole.matrix_.cols)),
+      matrix_(whole.matrix_) {
+  if (begin < 0 || begin % kRowBlock != 0 || rows < 1 || begin > whole.matrix_.rows - rows) {
+    throw std::invalid_argument("a part of a matrix must begin at a multiple of 8 rows and lie inside it");
+  }
+  matrix_.rows = rows;
+  matrix_.data += begin / kRowBlock * row_block_bytes(matrix_.format, matrix_.cols);
+}
+
+WeightVector::WeightVector(const float* src, int64_t n)
+    : memory_(std::make_shared<AlignedBuffer>(n * 4)), data_(reinterpret_cast<const float*>(memory_->data())), size_(n) {
+  std::memcpy(memory_->data(), src, n * 4);
+}
+
+WeightVector::WeightVector(const WeightVector& whole, int64_t begin, int64_t n)
+    : memory_(whole.memory_), data_(whole.data_), size_(n) {
+  if (begin < 0 || n < 1 || begin > whole.size_ - n) throw std::invalid_argument("a part of a vector must lie inside it");
+  data_ += begin;
 }
 
 }  // namespace hotloop

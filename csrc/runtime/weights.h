@@ -39,6 +39,9 @@ class WeightMatrix {
   // memory: where it lies; nullptr for a block of its own.
   WeightMatrix(WeightFormat format, int64_t rows, int64_t cols, RowSource& source, ThreadTeam& team,
                std::shared_ptr<WeightMemory> memory);
+  // Rows [begin, begin + rows) of `whole`, in its memory: a part of a fused matrix. begin: a multiple of kRowBlock.
+  // Throws std::invalid_argument for any other range.
+  WeightMatrix(const WeightMatrix& whole, int64_t begin, int64_t rows);
   const Matrix& matrix() const { return matrix_; }
   int64_t nbytes() const { return nbytes_; }
 
@@ -58,11 +61,19 @@ class MemoryRows final : public RowSource {
   const uint8_t* data_;
 };
 
-struct WeightVector {
+class WeightVector {
+ public:
   WeightVector(const float* src, int64_t n);
-  const float* data() const { return reinterpret_cast<const float*>(memory.data()); }
-  AlignedBuffer memory;
-  int64_t size;
+  // Elements [begin, begin + n) of `whole`, in its memory. Throws std::invalid_argument for a range that is not there.
+  WeightVector(const WeightVector& whole, int64_t begin, int64_t n);
+  const float* data() const { return data_; }
+  int64_t size() const { return size_; }
+  int64_t nbytes() const { return memory_->size(); }
+
+ private:
+  std::shared_ptr<AlignedBuffer> memory_;
+  const float* data_;
+  int64_t size_;
 };
 
 }  // namespace hotloop

@@ -119,11 +119,17 @@ class WeightMatrix:
     @property
     def format(self) -> WeightFormat: ...
 
+    def part(self, begin: int, rows: int) -> WeightMatrix:
+        """Rows [begin, begin + rows) in the same memory; begin: a multiple of 8."""
+
     @property
     def nbytes(self) -> int: ...
 
 class WeightVector:
     def __init__(self, src: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def part(self, begin: int, size: int) -> WeightVector:
+        """Elements [begin, begin + size) in the same memory."""
 
     @property
     def size(self) -> int: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hotloop.kv_cache.layout import KVGroup
 from hotloop.ops.protocol import Activation, Rope, RopeStyle
@@ -46,9 +47,12 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What differs between the layers of a model. window: tokens a query sees, itself included; None: all."""
+    """What differs between the layers of a model.
 
-    rope: RopeConfig
+    rope: None for no rotation. window: tokens a query sees, itself included; None: all.
+    """
+
+    rope: RopeConfig | None
     window: int | None = None
 
 
@@ -58,7 +62,8 @@ class ModelConfig:
 
     attention_scale: factor of q . k. attention_softcap, final_softcap: cap of the scores and of the logits,
     0 for none. embedding_scale: factor of the embedding rows. tied_embeddings: logits use token_embd.
-    qkv_bias, attention_output_bias, qk_norm: which optional parameters the layers have.
+    qkv_bias, attention_output_bias: which biases the layers have. qk_norm: whether q and k are normed, head by head or
+    over the whole row. fused_qkv: q, k and v are one tensor, in this order. fused_gate_up: so are gate and up.
     """
 
     architecture: str
@@ -79,7 +84,9 @@ class ModelConfig:
     final_softcap: float = 0.0
     qkv_bias: bool = False
     attention_output_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: Literal["head", "row"] | None = None
+    fused_qkv: bool = False
+    fused_gate_up: bool = False
 
     @property
     def num_layers(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from hotloop.errors import ModelFileError
 from hotloop.models.config import LayerConfig, ModelConfig, RopeConfig, kv_groups
 from hotloop.models.metadata import ArchMetadata
-from hotloop.ops.protocol import QKV, Activation, Ops, Plan, RopeStyle, Value, Weights
+from hotloop.ops.protocol import QKV, Activation, Matrix, Ops, Plan, RopeStyle, Value, Vector, Weights
 from hotloop.ops.rope import RopeScaling
 from hotloop.weights.model_file import ModelFile
 
@@ -31,7 +31,9 @@ def read_dense_config(
     rope_factors: bool = True,
     qkv_bias: bool = False,
     attention_output_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: Literal["head", "row"] | None = None,
+    fused_qkv: bool = False,
+    fused_gate_up: bool = False,
 ) -> ModelConfig:
     """Read the keys that all dense decoders have; every layer gets the same rope, and full attention.
 
@@ -75,6 +77,8 @@ def read_dense_config(
         qkv_bias=qkv_bias,
         attention_output_bias=attention_output_bias,
         qk_norm=qk_norm,
+        fused_qkv=fused_qkv,
+        fused_gate_up=fused_gate_up,
     )
 
 
@@ -130,9 +134,9 @@ def _read_rope_factors(model_file: ModelFile, dim: int) -> tuple[float, ...] | N
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """The plans of one layer: rotations and attention work."""
+    """The plans of one layer: rotations (None for no rotation) and attention work."""
 
-    rope: Plan
+    rope: Plan | None
     attention: Plan
 
 
@@ -145,12 +149,12 @@ def plan_layers(ops: Ops, config: ModelConfig, layers: range | None) -> list[Lay
     if chosen.start != 0 or chosen.step != 1 or not 0 < len(chosen) <= config.num_layers:
         raise ValueError(f"layers must be range(0, n) with n from 1 to {config.num_layers}, but is {layers}")
     group_of = {layer: i for i, group in enumerate(kv_groups(config)) for layer in group.layers}
-    ropes: dict[RopeConfig, Plan] = {}
+    ropes: dict[RopeConfig | None, Plan | None] = {None: None}
     attention: dict[int, Plan] = {}
     plans = []
     for layer in chosen:
         rope_config, group = config.layers[layer].rope, group_of[layer]
-        if rope_config not in ropes:
+        if rope_config is not None and rope_config not in ropes:
             ropes[rope_config] = ops.plan_rope(rope_config.rope())
         if group not in attention:
             attention[group] = ops.plan_attention(group)
@@ -159,42 +163,87 @@ def plan_layers(ops: Ops, config: ModelConfig, layers: range | None) -> list[Lay
 
 
 def qkv_weights(weights: Weights, config: ModelConfig, layer: int) -> QKV:
-    """The weights of a layer's QKV projection, with the biases and head norms that the model has."""
+    """The weights of a layer's QKV projection, with the biases and norms that the model has."""
     blk, hidden, head_dim = f"blk.{layer}.", config.hidden_size, config.head_dim
     q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    bias, norm = config.qkv_bias, config.qk_norm
+
+    def matrix(part: str, rows: int, start: int) -> Matrix:
+        if config.fused_qkv:
+            return weights.matrix(blk + "attn_qkv.weight", rows, hidden, start)
+        return weights.matrix(f"{blk}attn_{part}.weight", rows, hidden)
+
+    def bias(part: str, size: int, start: int) -> Vector | None:
+        if not config.qkv_bias:
+            return None
+        if config.fused_qkv:
+            return weights.vector(blk + "attn_qkv.bias", size, start)
+        return weights.vector(f"{blk}attn_{part}.bias", size)
+
+    def gain(part: str, row: int) -> Vector | None:
+        size = row if config.qk_norm == "row" else head_dim
+        return weights.vector(f"{blk}attn_{part}_norm.weight", size) if config.qk_norm else None
+
     return QKV(
-        q=weights.matrix(blk + "attn_q.weight", q_size, hidden),
-        k=weights.matrix(blk + "attn_k.weight", kv_size, hidden),
-        v=weights.matrix(blk + "attn_v.weight", kv_size, hidden),
-        q_bias=weights.vector(blk + "attn_q.bias", q_size) if bias else None,
-        k_bias=weights.vector(blk + "attn_k.bias", kv_size) if bias else None,
-        v_bias=weights.vector(blk + "attn_v.bias", kv_size) if bias else None,
-        q_norm=weights.vector(blk + "attn_q_norm.weight", head_dim) if norm else None,
-        k_norm=weights.vector(blk + "attn_k_norm.weight", head_dim) if norm else None,
+        q=matrix("q", q_size, 0),
+        k=matrix("k", kv_size, q_size),
+        v=matrix("v", kv_size, q_size + kv_size),
+        q_bias=bias("q", q_size, 0),
+        k_bias=bias("k", kv_size, q_size),
+        v_bias=bias("v", kv_size, q_size + kv_size),
+        q_norm=gain("q", q_size),
+        k_norm=gain("k", kv_size),
         norm_eps=config.norm_eps,
     )
 
 
-def pre_norm_block(ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan) -> Value:
-    """x + attention(norm(x)), then x + down(act(gate(norm(x))) * up(norm(x))): Llama's and Qwen's block."""
-    blk, hidden, inner, eps = f"blk.{layer}.", config.hidden_size, config.intermediate_size, config.norm_eps
-    heads = config.num_heads * config.head_dim
-
-    h = ops.norm(x, weights.vector(blk + "attn_norm.weight", hidden), eps)
+def attention_half(
+    ops: Ops, h: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan, residual: Value | None = None
+) -> Value:
+    """The output projection of attention over h, plus `residual`: [T, hidden]."""
+    blk, hidden, heads = f"blk.{layer}.", config.hidden_size, config.num_heads * config.head_dim
     q = ops.qkv(h, qkv_weights(weights, config, layer), plan.rope, layer)
     a = ops.attention(q, plan.attention, layer, scale=config.attention_scale, softcap=config.attention_softcap)
-    output_bias = weights.vector(blk + "attn_output.bias", hidden) if config.attention_output_bias else None
-    x = ops.linear(a, weights.matrix(blk + "attn_output.weight", hidden, heads), bias=output_bias, residual=x)
+    bias = weights.vector(blk + "attn_output.bias", hidden) if config.attention_output_bias else None
+    return ops.linear(a, weights.matrix(blk + "attn_output.weight", hidden, heads), bias=bias, residual=residual)
 
-    h = ops.norm(x, weights.vector(blk + "ffn_norm.weight", hidden), eps)
-    g = ops.gate_up(
-        h,
-        weights.matrix(blk + "ffn_gate.weight", inner, hidden),
-        weights.matrix(blk + "ffn_up.weight", inner, hidden),
-        config.activation,
-    )
-    return ops.linear(g, weights.matrix(blk + "ffn_down.weight", hidden, inner), residual=x)
+
+def feed_forward_half(
+    ops: Ops, h: Value, weights: Weights, config: ModelConfig, layer: int, residual: Value | None = None
+) -> Value:
+    """down(act(gate(h)) * up(h)), plus `residual`: [T, hidden]."""
+    blk, hidden, inner = f"blk.{layer}.", config.hidden_size, config.intermediate_size
+    if config.fused_gate_up:
+        gate, up = (weights.matrix(blk + "ffn_up.weight", inner, hidden, start) for start in (0, inner))
+    else:
+        gate, up = (weights.matrix(f"{blk}ffn_{part}.weight", inner, hidden) for part in ("gate", "up"))
+    g = ops.gate_up(h, gate, up, config.activation)
+    return ops.linear(g, weights.matrix(blk + "ffn_down.weight", hidden, inner), residual=residual)
+
+
+def layer_norm(
+    ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, name: str, residual: Value | None = None
+) -> Value:
+    """The norm `name` of a layer, plus `residual`: [T, hidden]."""
+    gain = weights.vector(f"blk.{layer}.{name}.weight", config.hidden_size)
+    return ops.norm(x, gain, config.norm_eps, residual=residual)
+
+
+def pre_norm_block(ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan) -> Value:
+    """x + attention(norm(x)), then x + feed_forward(norm(x)): Llama's and Qwen's block."""
+    h = layer_norm(ops, x, weights, config, layer, "attn_norm")
+    x = attention_half(ops, h, weights, config, layer, plan, residual=x)
+    h = layer_norm(ops, x, weights, config, layer, "ffn_norm")
+    return feed_forward_half(ops, h, weights, config, layer, residual=x)
+
+
+def sandwich_block(ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan) -> Value:
+    """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x))): Gemma's and GLM-4's block."""
+    h = layer_norm(ops, x, weights, config, layer, "attn_norm")
+    o = attention_half(ops, h, weights, config, layer, plan)
+    x = layer_norm(ops, o, weights, config, layer, "post_attention_norm", residual=x)
+    h = layer_norm(ops, x, weights, config, layer, "ffn_norm")
+    o = feed_forward_half(ops, h, weights, config, layer)
+    return layer_norm(ops, o, weights, config, layer, "post_ffw_norm", residual=x)
 
 
 def embed(ops: Ops, weights: Weights, config: ModelConfig) -> Value:
@@ -242,3 +291,14 @@ def pre_norm_forward(
 ) -> Value:
     """A whole model of pre-norm blocks, as `dense_forward`."""
     return dense_forward(pre_norm_block, ops, weights, config, layers, output)
+
+
+def sandwich_forward(
+    ops: Ops,
+    weights: Weights,
+    config: ModelConfig,
+    layers: range | None = None,
+    output: Output = "logits",
+) -> Value:
+    """A whole model of sandwich blocks, as `dense_forward`."""
+    return dense_forward(sandwich_block, ops, weights, config, layers, output)

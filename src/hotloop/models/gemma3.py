@@ -12,17 +12,9 @@ import math
 from dataclasses import replace
 
 from hotloop.models.config import LayerConfig, ModelConfig, RopeConfig
-from hotloop.models.dense import (
-    LayerPlan,
-    Output,
-    as_float32,
-    dense_forward,
-    qkv_weights,
-    read_dense_config,
-)
+from hotloop.models.dense import as_float32, read_dense_config, sandwich_forward
 from hotloop.models.metadata import ArchMetadata
-from hotloop.models.tensors import dense_shapes, per_layer
-from hotloop.ops.protocol import Ops, Value, Weights
+from hotloop.models.tensors import sandwich_shapes
 
 # Files with the vision tower in them are served as text models.
 HARMLESS_PREFIXES = ("vision.", "mm.")
@@ -33,7 +25,7 @@ _LAYERS_27B, _HIDDEN_27B = 62, 5376
 def read_config(meta: ArchMetadata) -> ModelConfig:
     """The configuration in a file's metadata. Raises ModelFileError naming the key at fault."""
     meta.number("rope.freq_base")  # required: what a missing one means is not agreed
-    config = read_dense_config(meta, rope_style="half_split", activation="gelu_tanh", rope_factors=False, qk_norm=True)
+    config = read_dense_config(meta, rope_style="half_split", activation="gelu_tanh", rope_factors=False, qk_norm="head")
     local_base = meta.number("rope.local.freq_base", 10000.0)
     local_base = meta.number("rope.freq_base_swa", local_base)
     if local_base <= 1:
@@ -55,6 +47,7 @@ def read_config(meta: ArchMetadata) -> ModelConfig:
 
 def _read_layers(meta: ArchMetadata, config: ModelConfig, local_base: float) -> tuple[LayerConfig, ...]:
     full = config.layers[0]
+    assert full.rope is not None
     if not meta.has("attention.sliding_window"):
         return config.layers
     window = meta.size("attention.sliding_window")
@@ -66,41 +59,5 @@ def _read_layers(meta: ArchMetadata, config: ModelConfig, local_base: float) -> 
     return tuple(LayerConfig(local_rope, window) if slides else full for slides in sliding)
 
 
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor a file must have: name -> shape, rows (outputs) first."""
-    gain = (config.hidden_size,)
-    post_norms = {"post_attention_norm.weight": gain, "post_ffw_norm.weight": gain}
-    return dense_shapes(config) | per_layer(config, post_norms)
-
-
-def forward(
-    ops: Ops,
-    weights: Weights,
-    config: ModelConfig,
-    layers: range | None = None,
-    output: Output = "logits",
-) -> Value:
-    """The whole model, as `dense_forward`."""
-    return dense_forward(_block, ops, weights, config, layers, output)
-
-
-def _block(ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan) -> Value:
-    """x + norm(attention(norm(x))), then x + norm(down(gelu(gate(norm(x))) * up(norm(x))))."""
-    blk, hidden, inner, eps = f"blk.{layer}.", config.hidden_size, config.intermediate_size, config.norm_eps
-    heads = config.num_heads * config.head_dim
-
-    h = ops.norm(x, weights.vector(blk + "attn_norm.weight", hidden), eps)
-    q = ops.qkv(h, qkv_weights(weights, config, layer), plan.rope, layer)
-    a = ops.attention(q, plan.attention, layer, scale=config.attention_scale, softcap=config.attention_softcap)
-    o = ops.linear(a, weights.matrix(blk + "attn_output.weight", hidden, heads))
-    x = ops.norm(o, weights.vector(blk + "post_attention_norm.weight", hidden), eps, residual=x)
-
-    h = ops.norm(x, weights.vector(blk + "ffn_norm.weight", hidden), eps)
-    g = ops.gate_up(
-        h,
-        weights.matrix(blk + "ffn_gate.weight", inner, hidden),
-        weights.matrix(blk + "ffn_up.weight", inner, hidden),
-        config.activation,
-    )
-    d = ops.linear(g, weights.matrix(blk + "ffn_down.weight", hidden, inner))
-    return ops.norm(d, weights.vector(blk + "post_ffw_norm.weight", hidden), eps, residual=x)
+tensor_shapes = sandwich_shapes
+forward = sandwich_forward

@@ -15,7 +15,7 @@ HARMLESS_PREFIXES: tuple[str, ...] = ()
 
 def read_config(meta: ArchMetadata) -> ModelConfig:
     """The configuration in a file's metadata. Raises ModelFileError naming the key at fault."""
-    return read_dense_config(meta, rope_style="half_split", qk_norm=True)
+    return read_dense_config(meta, rope_style="half_split", qk_norm="head")
 
 
 tensor_shapes = dense_shapes

@@ -25,33 +25,45 @@ _PART_OF_THE_MODEL = ("blk.", "token_embd", "output", "rope_", "position_embd", 
 
 
 def dense_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Tensors of a dense decoder with gated feed-forward: name -> shape, rows (outputs) first."""
+    """Tensors of a pre-norm decoder with gated feed-forward: name -> shape, rows (outputs) first."""
+    norms = {"attn_norm.weight": (config.hidden_size,), "ffn_norm.weight": (config.hidden_size,)}
+    return model_shapes(config, norms)
+
+
+def sandwich_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Those of a decoder with norms before and after both halves of a block."""
+    names = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+    return model_shapes(config, {f"{name}.weight": (config.hidden_size,) for name in names})
+
+
+def model_shapes(config: ModelConfig, norms: TensorShapes) -> dict[str, tuple[int, ...]]:
+    """Those of a decoder with these norms in every block."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    block: dict[str, tuple[int, ...]] = {
-        "attn_norm.weight": (hidden,),
-        "attn_q.weight": (q_size, hidden),
-        "attn_k.weight": (kv_size, hidden),
-        "attn_v.weight": (kv_size, hidden),
-        "attn_output.weight": (hidden, q_size),
-        "ffn_norm.weight": (hidden,),
-        "ffn_gate.weight": (inner, hidden),
-        "ffn_up.weight": (inner, hidden),
-        "ffn_down.weight": (hidden, inner),
-    }
+    projections = {"attn_q": q_size, "attn_k": kv_size, "attn_v": kv_size}
+    if config.fused_qkv:
+        projections = {"attn_qkv": q_size + 2 * kv_size}
+    block: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, hidden) for name, rows in projections.items()}
     if config.qkv_bias:
-        block |= {"attn_q.bias": (q_size,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
+        block |= {f"{name}.bias": (rows,) for name, rows in projections.items()}
+    block["attn_output.weight"] = (hidden, q_size)
     if config.attention_output_bias:
-        block |= {"attn_output.bias": (hidden,)}
+        block["attn_output.bias"] = (hidden,)
     if config.qk_norm:
-        block |= {"attn_q_norm.weight": (config.head_dim,), "attn_k_norm.weight": (config.head_dim,)}
+        sizes = (q_size, kv_size) if config.qk_norm == "row" else (config.head_dim, config.head_dim)
+        block |= {f"attn_{part}_norm.weight": (size,) for part, size in zip("qk", sizes, strict=True)}
+    if config.fused_gate_up:
+        block["ffn_up.weight"] = (2 * inner, hidden)
+    else:
+        block |= {"ffn_gate.weight": (inner, hidden), "ffn_up.weight": (inner, hidden)}
+    block |= {"ffn_down.weight": (hidden, inner), **norms}
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (config.vocab_size, hidden)}
     shapes |= per_layer(config, block)
     shapes["output_norm.weight"] = (hidden,)
     if not config.tied_embeddings:
         shapes["output.weight"] = (config.vocab_size, hidden)
-    if factors := config.layers[0].rope.freq_factors:
-        shapes["rope_freqs.weight"] = (len(factors),)
+    if (rope := config.layers[0].rope) and rope.freq_factors:
+        shapes["rope_freqs.weight"] = (len(rope.freq_factors),)
     return shapes
 
 

@@ -103,13 +103,17 @@ class NativeWeights:
     def has(self, name: str) -> bool:
         return name in self._matrices or name in self._vectors
 
-    def matrix(self, name: str, rows: int, cols: int) -> _native.WeightMatrix:
+    def matrix(self, name: str, rows: int, cols: int, start: int | None = None) -> _native.WeightMatrix:
         matrix = self._matrices[name]
+        if start is not None:
+            matrix = matrix.part(start, rows)
         assert (matrix.rows, matrix.cols) == (rows, cols), f"{name} is not {rows} x {cols}"
         return matrix
 
-    def vector(self, name: str, size: int) -> _native.WeightVector:
+    def vector(self, name: str, size: int, start: int | None = None) -> _native.WeightVector:
         vector = self._vectors[name]
+        if start is not None:
+            vector = vector.part(start, size)
         assert vector.size == size, f"{name} has not {size} elements"
         return vector
 

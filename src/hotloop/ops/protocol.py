@@ -53,10 +53,14 @@ class QKV:
 
 
 class Weights(Protocol):
-    """Named tensors of a model, as an op set holds them. Shapes are checked; missing tensors are load errors."""
+    """Named tensors of a model, as an op set holds them. Shapes are checked; missing tensors are load errors.
 
-    def matrix(self, name: str, rows: int, cols: int) -> Matrix: ...
-    def vector(self, name: str, size: int) -> Vector: ...
+    ``start``: the first row (or element) of a part of a fused tensor, which shares its memory; a multiple of 8 for rows.
+    None: the tensor is taken whole, and has just that shape.
+    """
+
+    def matrix(self, name: str, rows: int, cols: int, start: int | None = None) -> Matrix: ...
+    def vector(self, name: str, size: int, start: int | None = None) -> Vector: ...
     def has(self, name: str) -> bool: ...
 
 

@@ -47,6 +47,13 @@ class ReferenceMatrix:
         self._rows = data.reshape(shape[0], WEIGHT_FORMATS[format].row_bytes(shape[1]))
         self._keep = keep
 
+    def part(self, start: int, rows: int) -> ReferenceMatrix:
+        """Rows [start, start + rows), dequantized apart from the whole."""
+        assert start >= 0
+        assert start + rows <= self.shape[0]
+        data = self._rows[start : start + rows].reshape(-1)
+        return ReferenceMatrix(self.format, data, (rows, self.shape[1]), keep=self._keep)
+
     @property
     def is_integer(self) -> bool:
         """Whether activations meet this matrix as int8."""
@@ -72,24 +79,30 @@ class ReferenceWeights:
     def __init__(self, model_file: ModelFile, *, keep: bool = True) -> None:
         self._file = model_file
         self._keep = keep
-        self._matrices: dict[str, ReferenceMatrix] = {}
+        self._matrices: dict[tuple[str, int | None, int], ReferenceMatrix] = {}
 
     def has(self, name: str) -> bool:
         return name in self._file.tensors
 
-    def matrix(self, name: str, rows: int, cols: int) -> ReferenceMatrix:
-        """The matrix `name`; one object per name."""
-        if name not in self._matrices:
+    def matrix(self, name: str, rows: int, cols: int, start: int | None = None) -> ReferenceMatrix:
+        """The matrix `name`, or rows of it from `start` on; one object for each."""
+        key = (name, start, rows)
+        if key not in self._matrices:
             tensor = self._file.tensors[name]
-            assert tensor.shape == (rows, cols), f"{name} is {tensor.shape}, not {(rows, cols)}"
-            self._matrices[name] = ReferenceMatrix(tensor.format, self._file.data(name), (rows, cols), keep=self._keep)
-        return self._matrices[name]
+            whole = ReferenceMatrix(tensor.format, self._file.data(name), (tensor.shape[0], cols), keep=self._keep)
+            self._matrices[key] = whole if start is None else whole.part(start, rows)
+        matrix = self._matrices[key]
+        assert matrix.shape == (rows, cols), f"{name} is {matrix.shape}, not {(rows, cols)}"
+        return matrix
 
-    def vector(self, name: str, size: int) -> NDArray[np.float32]:
-        """The vector `name`: float32 [size]."""
+    def vector(self, name: str, size: int, start: int | None = None) -> NDArray[np.float32]:
+        """The vector `name`, or elements of it from `start` on: float32 [size]."""
         tensor = self._file.tensors[name]
-        assert tensor.shape == (size,), f"{name} is {tensor.shape}, not {(size,)}"
-        return dequantize(tensor.format, self._file.data(name), (size,))
+        values = dequantize(tensor.format, self._file.data(name), tensor.shape)
+        if start is not None:
+            values = values[start : start + size]
+        assert values.shape == (size,), f"{name} is {tensor.shape}, not {(size,)}"
+        return values
 
 
 ReferenceKVDtype: TypeAlias = type[np.floating[Any]] | Literal["bf16", "int8"]

@@ -263,3 +263,23 @@ def test_matrices_share_a_block_of_memory_and_it_must_be_large_enough(tmp_path: 
             assert _native.WeightMatrix.read(*kind, file.fileno(), 0, team, memory).nbytes == 2 * 8 * 18
         with pytest.raises(ValueError, match="too small"):
             _native.WeightMatrix.read(*kind, file.fileno(), 0, team, memory)
+
+
+def test_parts_of_weights_share_their_memory(tmp_path: Path) -> None:
+    values = np.arange(48 * 64, dtype=np.float32).reshape(48, 64)
+    bytes_of = {name: array.view(np.uint8).reshape(-1) for name, array in (("m", values), ("v", values[0]))}
+    write_gguf(tmp_path / "m.gguf", {}, {"m": ("F32", (48, 64), bytes_of["m"]), "v": ("F32", (64,), bytes_of["v"])})
+    with GGUFFile.open(tmp_path / "m.gguf") as gguf:
+        native, reference = NativeWeights(gguf, ["m", "v"], _native.ThreadTeam(1)), ReferenceWeights(gguf)
+        held = native.nbytes
+        part, ends = native.matrix("m", 16, 64, 24), native.vector("v", 14, 50)
+        assert (part.rows, part.cols, part.nbytes, ends.size) == (16, 64, 16 * 256, 14)
+        assert native.nbytes == held == values.nbytes + 256
+        np.testing.assert_array_equal(reference.matrix("m", 16, 64, 24).values(slice(None)), values[24:40])
+        np.testing.assert_array_equal(reference.vector("v", 14, 50), values[0, 50:])
+        for begin, rows in ((4, 8), (-8, 8), (40, 16), (0, 0), (8, 2**62)):
+            with pytest.raises(ValueError, match="multiple of 8 rows and lie inside"):
+                native.matrix("m", rows, 64, begin)
+        for begin, size in ((-1, 4), (60, 5), (0, 0)):
+            with pytest.raises(ValueError, match="must lie inside"):
+                native.vector("v", size, begin)
