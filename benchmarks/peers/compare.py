@@ -24,8 +24,8 @@ import llama_cpp
 import openvino_genai_side
 from sides import Hotloop, Load, Side, SideError
 
+from hotloop.bench.timing import print_conditions
 from hotloop.machine import default_num_threads
-from hotloop.telemetry.ceilings import measure_read_bandwidth
 
 
 @dataclass(slots=True)
@@ -149,11 +149,7 @@ def main() -> None:
         sys.exit(f"compare.py: {error}")
     for name, text in descriptions.items():
         print(f"{name}: {text}")
-    load_average = os.getloadavg()[0]
-    ceiling = measure_read_bandwidth(args.threads).read_bandwidth_bytes_per_s
-    print(f"ceiling: {ceiling / 1e9:.1f} GB/s with {args.threads} threads; load average before: {load_average:.1f}")
-    if load_average > 0.5:
-        print("the machine is not quiet: do not keep these figures")
+    ceiling, load_average = print_conditions(args.threads)
 
     load = Load(args.context, args.tokens, args.prefill)
     peers = [side.name for side in sides[1:]]

@@ -25,8 +25,8 @@ from servers import Command, ServerError, hotloop, llama_server, running
 
 from hotloop.bench.serving.prompts import Lengths
 from hotloop.bench.serving.serve import ServeOptions, bench_serve_blocking
+from hotloop.bench.timing import print_conditions
 from hotloop.machine import default_num_threads
-from hotloop.telemetry.ceilings import measure_read_bandwidth
 
 sys.path.append(str(Path(__file__).parents[1] / "peers"))
 from llama_cpp import SERVER, LlamaCpp, build
@@ -120,11 +120,7 @@ def main() -> None:
     except SideError as error:
         sys.exit(f"compare.py: {error}")
     print(f"{THEIRS}: {description}")
-    load_average = os.getloadavg()[0]
-    ceiling = measure_read_bandwidth(args.threads).read_bandwidth_bytes_per_s
-    print(f"ceiling: {ceiling / 1e9:.1f} GB/s with {args.threads} threads; load average before: {load_average:.1f}")
-    if load_average > 0.5:
-        print("the machine is not quiet: do not keep these figures")
+    ceiling, load_average = print_conditions(args.threads)
 
     def load(url: str, is_measured: bool) -> dict[str, Any]:
         num_requests = args.requests if is_measured else args.concurrency

@@ -37,7 +37,7 @@ from hotloop.bench.serving.connection import Address
 from hotloop.bench.serving.load import Run, run_closed
 from hotloop.bench.serving.prompts import Lengths, random_words
 from hotloop.bench.serving.target import Target, find_target
-from hotloop.engine.loading import PREFILL_TOKENS_BESIDE_DECODES, LoadedEngine, load_engine
+from hotloop.engine.loading import LoadedEngine, for_readers, load_engine
 from hotloop.machine import default_num_threads
 from hotloop.request import RequestId
 from hotloop.telemetry.ceilings import measure_read_bandwidth
@@ -192,7 +192,7 @@ def main() -> None:
     path: Path = resolve(args.model)
     size = {"max_num_seqs": args.streams, "max_model_len": 1024, "threads": args.threads}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in size.items()]
-    engine = load_engine(path, {**size, "prefill_tokens_beside_decodes": PREFILL_TOKENS_BESIDE_DECODES})
+    engine = load_engine(path, for_readers(size))
     try:
         with running(hotloop(path, [*options, *args.serve_args.split()])) as server:
             measured = measure(engine, server.url, args)

@@ -1,8 +1,11 @@
 """hotloop: an LLM decode engine. The public API; imported on first use, so that `import hotloop` costs nothing."""
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+TYPE_CHECKING = False  # not typing's: importing that takes longer than anything else before `cli.entry` can catch Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any
+
     from hotloop.config import EngineConfig
     from hotloop.engine.async_llm import AsyncLLM
     from hotloop.engine.generation import GenerationError, StreamChunk

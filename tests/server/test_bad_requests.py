@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotloop.server.fields import CHAT, COMPLETIONS, FIELDS, FIELDS_OF
-from server.serving import strict_json
+from server.serving import stream, strict_json
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 JSON = {"content-type": "application/json"}
@@ -151,8 +151,20 @@ def test_a_prompt_is_truncated_only_where_that_is_asked_for(client: httpx.Client
     assert [choice["text"] for choice in answer["choices"]] == ["x" * 17 + "abcde", "a" * 10 + "bc"]
     assert answer["usage"]["prompt_tokens"] == 30
     assert answer["usage"]["prompt_tokens_details"]["truncated_tokens"] == 2983
-    body["truncate_prompt_tokens"] = 0
-    check_refused(client.post(COMPLETIONS, json=body))
+    (*_, last) = stream(client, COMPLETIONS, {**body, "stream_options": {"include_usage": True}})
+    assert last["usage"]["prompt_tokens_details"]["truncated_tokens"] == 2983
+    chat = {"messages": [{"role": "user", "content": "x" * 3000}], "max_tokens": 2}
+    check_refused(client.post(CHAT, json=chat))
+    answer = client.post(CHAT, json={**chat, "truncate_prompt_tokens": 30}).json()
+    assert answer["usage"]["prompt_tokens"] == 30
+    assert answer["usage"]["prompt_tokens_details"]["truncated_tokens"] > 2900
+    (answer,) = [client.post(COMPLETIONS, json={"prompt": "x" * 3000, "truncate_prompt_tokens": -1}).json()]
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (2047, 1)
+    for last_ones in (0, -2, 1.5):
+        for path, of_path in ((COMPLETIONS, body), (CHAT, chat)):
+            check_refused(client.post(path, json={**of_path, "truncate_prompt_tokens": last_ones}))
+    too_long = {"prompt": "x" * 1_000_001, "truncate_prompt_tokens": 5}
+    assert "1000001" in check_refused(client.post(COMPLETIONS, json=too_long))["message"]
 
 
 def test_a_generation_without_max_tokens_ends_with_the_context(client: httpx.Client) -> None:  # known fault B43

@@ -346,8 +346,6 @@ def test_logprobs_of_prompts(tiny_client: httpx.Client) -> None:  # known faults
         assert all(value <= 0 for value in told["token_logprobs"][1:])
         for value, entry in zip(told["token_logprobs"][1:num_prompt], alone[1:], strict=True):
             assert value in [of["logprob"] for of in entry.values()]
-    for fields, name in (({"echo": True, "logprobs": 1}, "echo"), ({"prompt_logprobs": 1}, "prompt_logprobs")):
-        assert name in refused(tiny_client.post(COMPLETIONS, json={"prompt": "a", "stream": True, **fields}))
     answer = strict_json(tiny_client.post(CHAT, json={"messages": HI, "max_tokens": 2, "prompt_logprobs": 0}).content)
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
 

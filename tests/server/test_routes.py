@@ -58,6 +58,12 @@ def test_version_and_health(client: httpx.Client) -> None:
     assert client.get("/version").json()["system_fingerprint"] == fingerprint
     for path in ("/health", "/ready"):
         assert client.get(path).json()["status"] == "ok"
+    for path in ("/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/tiny"):  # as some balancers ask
+        response = client.head(path)
+        assert (response.status_code, response.content) == (200, b"")
+        assert response.headers["content-type"] == client.get(path).headers["content-type"]
+    assert client.head("/v1/models/other").status_code == 404
+    assert client.post("/health").headers["allow"] in ("GET, HEAD", "HEAD, GET")
 
 
 def test_request_ids(client: httpx.Client) -> None:

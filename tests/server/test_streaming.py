@@ -127,6 +127,11 @@ def test_usage_in_every_chunk(client: httpx.Client) -> None:
         (COMPLETIONS, {"prompt": "abc", "max_tokens": 9, "logprobs": 2, "return_token_ids": True}),
         (COMPLETIONS, {"prompt": ["abc", [97, 98]], "n": 2, "max_tokens": 3, "logprobs": 0}),
         (COMPLETIONS, {"prompt": ["abc", [97, 98]], "max_tokens": 3, "echo": True, "return_token_ids": True}),
+        (COMPLETIONS, {"prompt": ["abc", [97, 98]], "n": 2, "max_tokens": 3, "echo": True, "logprobs": 2}),
+        (COMPLETIONS, {"prompt": ["abc", [97, 98]], "n": 2, "max_tokens": 3, "prompt_logprobs": 1, "logprobs": 0}),
+        (COMPLETIONS, {"prompt": "abc", "max_tokens": 3, "stop": "d", "prompt_logprobs": 1, "echo": True}),
+        (COMPLETIONS, {"prompt": ["abc", "ab"], "max_tokens": 3, "prompt_logprobs": 0, "echo": True, "logprobs": 5}),
+        (CHAT, {"messages": MESSAGES, "prompt_logprobs": 2, "n": 2}),
         (COMPLETIONS, {"prompt": "abc", "max_tokens": 20, "stop": "gh", "logprobs": 1}),
         (COMPLETIONS, {"prompt": "abc", "max_tokens": 20, "stop": "gh", "include_stop_str_in_output": True}),
         (COMPLETIONS, {"prompt": "abc", "max_tokens": 20, "stop_token_ids": [105]}),
@@ -137,9 +142,11 @@ def test_usage_in_every_chunk(client: httpx.Client) -> None:
 )
 def test_a_stream_says_what_the_whole_answer_says(
     client: httpx.Client, path: str, body: dict[str, Any]
-) -> None:  # known faults B18, B29, B116, B130
+) -> None:  # known faults B18, B21, B29, B116, B130
     answer = whole(client, path, body)
     events = stream(client, path, body)
+    told = [event["prompt_logprobs"] for event in events if "prompt_logprobs" in event]
+    assert told == ([answer["prompt_logprobs"]] if "prompt_logprobs" in answer else [])
     for choice in answer["choices"]:
         parts = choices(events, choice["index"])
         text = choice["message"]["content"] if path == CHAT else choice["text"]
@@ -147,6 +154,8 @@ def test_a_stream_says_what_the_whole_answer_says(
         assert "\ufffd" not in text or body.get("max_tokens") in (3, 4)
         assert finish_reasons(events, choice["index"]) == [choice["finish_reason"]]
         assert [i for part in parts for i in part.get("token_ids", [])] == choice.get("token_ids", [])
+        told = [part["prompt_logprobs"] for part in parts if "prompt_logprobs" in part]
+        assert told == ([choice["prompt_logprobs"]] if "prompt_logprobs" in choice else [])
         logprobs = choice["logprobs"]
         if logprobs is None:
             assert all(part["logprobs"] is None for part in parts)

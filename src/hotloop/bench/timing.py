@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,16 @@ class Ceiling:
 
     def __str__(self) -> str:
         return f"{self.read_bytes_per_s / 1e9:.1f} GB/s, {self.peak_flops_per_s / 1e9:.0f} GFLOP/s"
+
+
+def print_conditions(threads: int) -> tuple[float, float]:
+    """Say, and return, the read bandwidth (bytes per second) and the load average that a comparison begins with."""
+    load_average = os.getloadavg()[0]
+    ceiling = measure_read_bandwidth(threads).read_bandwidth_bytes_per_s
+    print(f"ceiling: {ceiling / 1e9:.1f} GB/s with {threads} threads; load average before: {load_average:.1f}")
+    if load_average > 0.5:
+        print("the machine is not quiet: do not keep these figures")
+    return ceiling, load_average
 
 
 @dataclass(frozen=True, slots=True)

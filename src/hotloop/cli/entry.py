@@ -1,7 +1,12 @@
 """Where the `hotloop` command begins: imports take longest of all, and Ctrl-C meanwhile is no traceback either."""
 
+from __future__ import annotations
+
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> NoReturn:

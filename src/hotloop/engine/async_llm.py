@@ -16,7 +16,7 @@ from hotloop.config import EngineConfig
 from hotloop.engine.client import EngineClient, EngineInfo
 from hotloop.engine.generation import Generation, StreamChunk, merged
 from hotloop.engine.inputs import Ask, InputProcessor, Message, Prompt
-from hotloop.engine.loading import PREFILL_TOKENS_BESIDE_DECODES, ConnectedEngine, load_engine
+from hotloop.engine.loading import ConnectedEngine, for_readers, load_engine
 from hotloop.engine.resume import Resume
 from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.request import ErrorKind, RequestId, RequestOutput, Timeline, TokenDelta
@@ -37,9 +37,7 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | Path, **config: Any) -> None:
-        if config.get("prefill_tokens_beside_decodes") is None:
-            config["prefill_tokens_beside_decodes"] = PREFILL_TOKENS_BESIDE_DECODES
-        self._connect(load_engine(model, config))
+        self._connect(load_engine(model, for_readers(config)))
 
     @classmethod
     def over(cls, engine: ConnectedEngine) -> AsyncLLM:
@@ -179,7 +177,8 @@ class AsyncLLM:
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[StreamChunk, None]:
         """Answer one conversation step by step; parameters as ``generate``."""
-        ids = await asyncio.to_thread(self._inputs.chat_token_ids, messages)
+        truncates = self._inputs.resolved(sampling_params).truncate_prompt_tokens is not None
+        ids = await asyncio.to_thread(self._inputs.chat_token_ids, messages, truncates=truncates)
         stream = self.generate({"prompt_token_ids": ids}, sampling_params, **options)
         try:
             async for chunk in stream:

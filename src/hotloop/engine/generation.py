@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hotloop.engine.inputs import Ask
 from hotloop.errors import DeadlineError, EngineDeadError, HotloopError, InvalidRequestError, ShutdownError
@@ -35,7 +36,8 @@ _ERRORS: Mapping[ErrorKind, type[HotloopError]] = {
 class StreamChunk:
     """What one step added to choice ``index`` of an answer. A choice's last chunk adds nothing: it carries finish_reason,
     and the last of all the whole answer. logprobs: of token_ids, if asked for. emitted_s:
-    time.perf_counter of the step that made the text certain, 0 where there is none."""
+    time.perf_counter of the step that made the text certain, 0 where there is none. prompt_logprobs: if asked for, with the
+    first chunk of each choice; see RequestOutput."""
 
     text: str
     token_ids: list[int]
@@ -44,6 +46,7 @@ class StreamChunk:
     index: int = 0
     logprobs: list[dict[int, Logprob]] | None = None
     emitted_s: float = 0.0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 def merged(chunks: Sequence[StreamChunk]) -> StreamChunk:
@@ -55,7 +58,7 @@ def merged(chunks: Sequence[StreamChunk]) -> StreamChunk:
         logprobs = [entry for chunk in chunks for entry in chunk.logprobs or ()]
     return StreamChunk(
         "".join(chunk.text for chunk in chunks), [i for chunk in chunks for i in chunk.token_ids], None, None,
-        chunks[0].index, logprobs, chunks[-1].emitted_s,
+        chunks[0].index, logprobs, chunks[-1].emitted_s, chunks[0].prompt_logprobs,
     )  # fmt: skip
 
 
@@ -76,7 +79,7 @@ def as_hotloop_error(error: Exception) -> HotloopError:
 
 @dataclass(slots=True, eq=False)
 class _Choice:
-    """logprobs: of all tokens drawn here; the processor decides which belong to the answer."""
+    """logprobs: of all tokens drawn here; the processor decides which belong to the answer. has_begun: a chunk of it is out."""
 
     request: Request
     processor: OutputProcessor
@@ -84,6 +87,7 @@ class _Choice:
     num_resumed: int
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_drawn: int = 0
+    has_begun: bool = False
 
 
 class Generation:
@@ -177,7 +181,13 @@ class Generation:
             output.finish_reason = "stop" if new.finish_reason == "stop" else "length"
         if not (new.text or new.token_ids):
             return []
-        return [StreamChunk(new.text, list(new.token_ids), None, None, output.index, logprobs, emitted_s)]
+        return [self._chunk(choice, new.text, list(new.token_ids), logprobs=logprobs, emitted_s=emitted_s)]
+
+    def _chunk(self, choice: _Choice, text: str, token_ids: list[int], **values: Any) -> StreamChunk:
+        if not choice.has_begun:
+            choice.has_begun = True
+            values["prompt_logprobs"] = self.output.prompt_logprobs
+        return StreamChunk(text, token_ids, **{"finish_reason": None, "output": None, **values}, index=choice.output.index)
 
     def _end(self, choice: _Choice, timeline: Timeline | None) -> StreamChunk:
         if choice.request is self.requests[0] and timeline is not None:
@@ -185,7 +195,7 @@ class Generation:
             self.output.num_cached_tokens = timeline.num_prefix_hit_tokens
         self.output.finished = not self._running
         whole = self.output if self.output.finished else None
-        return StreamChunk("", [], choice.output.finish_reason, whole, choice.output.index)
+        return self._chunk(choice, "", [], finish_reason=choice.output.finish_reason, output=whole)
 
     def _logprob_entry(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         """vLLM's shape: token id -> Logprob, the drawn token first."""

@@ -20,6 +20,7 @@ from hotloop.text.tokenizer import Tokenizer
 from hotloop.text.words import Words
 
 MAX_SALT_CHARS = 1000  # every choice takes it to the engine
+MAX_LONG_CHARS = 1_000_000  # of a text that may be longer than the context
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]  # text, token ids, or {"prompt_token_ids": [...]}
@@ -146,10 +147,13 @@ class InputProcessor:
             )
         return Ask(name, None, [request])
 
-    def chat_token_ids(self, messages: Sequence[Message], chat_template: str | None = None) -> list[int]:
+    def chat_token_ids(
+        self, messages: Sequence[Message], chat_template: str | None = None, *, truncates: bool = False
+    ) -> list[int]:
         """The prompt of a conversation. Raises InvalidRequestError if there is no chat template or it refuses.
 
-        chat_template: a jinja2 source to use instead of the model's.
+        chat_template: a jinja2 source to use instead of the model's. truncates: the prompt may be longer than the context,
+        for ``ask`` to cut.
         """
         source = self.tokenizer.chat_template if chat_template is None else chat_template
         if source is None:
@@ -158,6 +162,8 @@ class InputProcessor:
         if template is None or template.source != source:
             template = ChatTemplate(source, bos_token=self._token_text("bos"), eos_token=self._token_text("eos"))
             self._template = template
+        if truncates:
+            return encode_chat(self.tokenizer, template, messages, max_chars=MAX_LONG_CHARS)
         return encode_chat(self.tokenizer, template, messages, max_tokens=self.max_model_len)
 
     def _check_structure(self, params: SamplingParams) -> None:
@@ -242,6 +248,8 @@ class InputProcessor:
                     f"the prompt has {len(prompt)} characters, at least {least} tokens, and the context length is "
                     f"{self.max_model_len}; shorten the prompt"
                 )
+            if len(prompt) > MAX_LONG_CHARS:
+                raise InvalidRequestError(f"the prompt has {len(prompt)} characters; {MAX_LONG_CHARS} at most")
             ids = self.tokenizer.encode(prompt, parse_special=parse_special)
             if not ids:
                 raise InvalidRequestError(

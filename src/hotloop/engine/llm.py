@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from hotloop.config import EngineConfig
 from hotloop.engine.client import EngineInfo
 from hotloop.engine.generation import Generation, GenerationError, StreamChunk, as_hotloop_error
-from hotloop.engine.inputs import Ask, Message, Prompt
+from hotloop.engine.inputs import Ask, InputProcessor, Message, Prompt
 from hotloop.engine.loading import load_engine
 from hotloop.engine.resume import Resume
 from hotloop.engine.router import DeltaRouter, Mailbox
@@ -69,6 +69,11 @@ class LLM:
     @property
     def max_model_len(self) -> int:
         return self._runner.max_model_len
+
+    @property
+    def inputs(self) -> InputProcessor:
+        """What makes requests of prompts."""
+        return self._inputs
 
     @property
     def has_chat_template(self) -> bool:
@@ -153,8 +158,9 @@ class LLM:
         """Answer one conversation, or each of a list of conversations, through the model's chat template or another."""
         several = isinstance(messages, Sequence) and messages and isinstance(messages[0], Sequence)
         many: Sequence[Any] = messages if several and not isinstance(messages, str) else [messages]
-        ids = [{"prompt_token_ids": self.chat_token_ids(conversation, chat_template)} for conversation in many]
-        return self.generate(ids, sampling_params)
+        params = _per_prompt(sampling_params, len(many))
+        prompts = [self._chat_prompt(c, chat_template, p) for c, p in zip(many, params, strict=True)]
+        return self.generate(prompts, sampling_params)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, parse_special: bool = False
@@ -170,7 +176,7 @@ class LLM:
         chat_template: str | None = None,
     ) -> Iterator[StreamChunk]:
         """Answer one conversation step by step."""
-        return self.stream({"prompt_token_ids": self.chat_token_ids(messages, chat_template)}, sampling_params)
+        return self.stream(self._chat_prompt(messages, chat_template, sampling_params), sampling_params)
 
     def resume(self, resume: Resume) -> Iterator[StreamChunk]:
         """Go on with a request, here or elsewhere begun: chunks of what it had not said; the output is the whole."""
@@ -182,6 +188,12 @@ class LLM:
         chat_template: a jinja2 source to use instead of the model's.
         """
         return self._inputs.chat_token_ids(messages, chat_template)
+
+    def _chat_prompt(
+        self, messages: Sequence[Message], chat_template: str | None, params: SamplingParams | None
+    ) -> dict[str, list[int]]:
+        truncates = self._inputs.resolved(params).truncate_prompt_tokens is not None
+        return {"prompt_token_ids": self._inputs.chat_token_ids(messages, chat_template, truncates=truncates)}
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from hotloop.weights.catalog import entry_for
 from hotloop.weights.open_model import open_model
 from hotloop.weights.resolve import resolve
 
-PREFILL_TOKENS_BESIDE_DECODES = 16  # where somebody waits for each token: short steps before throughput
+_PREFILL_TOKENS_BESIDE_DECODES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,13 @@ def input_processor(
         name=path.name,
         grammars=grammars,
     )
+
+
+def for_readers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an engine where somebody waits for each token: short steps before throughput, unless they say else."""
+    if options.get("prefill_tokens_beside_decodes") is not None:
+        return dict(options)
+    return {**options, "prefill_tokens_beside_decodes": _PREFILL_TOKENS_BESIDE_DECODES}
 
 
 def engine_config(options: Mapping[str, Any]) -> EngineConfig:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hotloop.engine.loading import PREFILL_TOKENS_BESIDE_DECODES, ConnectedEngine, engine_config, input_processor
+from hotloop.engine.loading import ConnectedEngine, engine_config, for_readers, input_processor
 from hotloop.engine.supervisor import SupervisedClient
 from hotloop.telemetry.ceilings import read_ceiling
 from hotloop.text.tokenizer import Tokenizer
@@ -31,10 +31,7 @@ def start_engine_process(
     Raises: as `load_engine`.
     """
     path = resolve(str(model))
-    options = {"prefill_tokens_beside_decodes": PREFILL_TOKENS_BESIDE_DECODES} | {
-        name: value for name, value in options.items() if value is not None
-    }
-    config = engine_config(options)
+    config = engine_config(for_readers({name: value for name, value in options.items() if value is not None}))
     ceiling = read_ceiling(config.num_threads)  # first: measuring takes memory that the weights are to have
     client = SupervisedClient(path, config, watchdog_s=watchdog_s, module=module)
     try:

@@ -1,13 +1,26 @@
-"""Starts: when an engine's process starts, how long it may take, and when to give up."""
+"""How long an engine's process may take: to start (Starts, which also knows when to give up), and for a step (LongestStep)."""
 
 from __future__ import annotations
 
 import math
 
-PATIENCE = 4  # a start may take so many times as long as the longest so far
+PATIENCE = 4  # a start, or a step, may take so many times as long as the longest so far
+_HALF_LIFE_S = 600.0  # of the longest step: one slow moment must not make the watchdog patient for ever
 _LEAST_LIMIT_S = 10.0  # a file that has left the page cache takes longer than the first time
 _RETRY_DELAYS_S = (0.5, 2.0)  # after the first failed start in a row, after the second
 _LATER_RETRY_DELAY_S = 30.0  # after more
+
+
+class LongestStep:
+    """The longest step there was lately: it counts for half of what it took every 10 minutes."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._at_s = 0.0
+
+    def add(self, step_s: float, now_s: float) -> None:
+        self.longest_s = max(step_s, self.longest_s * 0.5 ** ((now_s - self._at_s) / _HALF_LIFE_S))
+        self._at_s = now_s
 
 
 class Starts:

@@ -20,7 +20,7 @@ from hotloop.engine.checks import check_request
 from hotloop.engine.client import EngineInfo, EngineObserver, observe
 from hotloop.engine.journal import Journal
 from hotloop.engine.process import EngineProcess
-from hotloop.engine.starts import PATIENCE, Starts
+from hotloop.engine.starts import PATIENCE, LongestStep, Starts
 from hotloop.engine.wire import Abort, Add, Logged, Ready, Refused, Report, StartFailed, StepDone
 from hotloop.errors import EngineDeadError, HotloopError
 from hotloop.request import ErrorKind, Request, RequestId, RestartReason, TokenDelta
@@ -38,7 +38,7 @@ class SupervisedClient:
     All of that happens in ``poll``: there is no other thread, and without requests it only waits.
 
     last_progress_s: time.perf_counter of the last completed step, or of the first request after a time without any.
-    longest_step_s: so far, of all engines. num_restarts: how many engines ended after they were ready.
+    num_restarts: how many engines ended after they were ready.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SupervisedClient:
         self.observer: EngineObserver | None = None
         self.state: EngineState = "starting"
         self.last_progress_s = time.perf_counter()
-        self.longest_step_s = 0.0
+        self._longest_step = LongestStep()
         self.num_restarts = 0
         self._path = path
         self._identity = _identity(path)
@@ -68,6 +68,7 @@ class SupervisedClient:
         self._start_error: HotloopError | None = None  # what the process that starts has said
         self._has_stepped = False  # the process there is
         self._starts = Starts(watchdog_s, self.last_progress_s)
+        self._poller = self._poller_of(())
         try:
             self._process: EngineProcess | None = self._new_process()
         except (OSError, zmq.ZMQError) as error:
@@ -126,6 +127,11 @@ class SupervisedClient:
     # ---- for health and tests ---------------------------------------------------------------------------------------
 
     @property
+    def longest_step_s(self) -> float:
+        """Lately, of all engines."""
+        return self._longest_step.longest_s
+
+    @property
     def num_live(self) -> int:
         return len(self._journal)
 
@@ -151,14 +157,17 @@ class SupervisedClient:
     def _wait(self, end_s: float) -> None:
         """Until something arrives, or there is something to do, or ``end_s``."""
         alarm_s = min(end_s, self._alarm_s())
-        poller = zmq.Poller()
-        poller.register(self._wake_fd, zmq.POLLIN)
-        for source in () if self._process is None else self._process.sources:
-            poller.register(source, zmq.POLLIN)
         left_s = alarm_s - time.perf_counter()
-        poller.poll(None if alarm_s == math.inf else max(0, math.ceil(left_s * 1e3)))
+        self._poller.poll(None if alarm_s == math.inf else max(0, math.ceil(left_s * 1e3)))
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
+
+    def _poller_of(self, sources: Sequence[zmq.Socket[bytes] | int]) -> zmq.Poller:
+        """Of the wake-up and these."""
+        poller = zmq.Poller()
+        for source in (self._wake_fd, *sources):
+            poller.register(source, zmq.POLLIN)
+        return poller
 
     def _alarm_s(self) -> float:
         """When there is something to do though nothing arrives: patience ends, or a deadline passes, or a start is due."""
@@ -241,7 +250,7 @@ class SupervisedClient:
             self._observed.append((report.report, self._journal.take(report.deltas)))
             if record is not None:
                 self.last_progress_s = time.perf_counter()
-                self.longest_step_s = max(self.longest_step_s, record.overhead_s + record.forward_s)
+                self._longest_step.add(record.overhead_s + record.forward_s, self.last_progress_s)
                 self._has_stepped = True
                 self._starts.stepped()
             self._hand_out()
@@ -281,6 +290,7 @@ class SupervisedClient:
     def _engine_ended(self, process: EngineProcess, reason: RestartReason) -> None:
         with self._lock:
             self._process = None
+            self._poller = self._poller_of(())
         stalled = "completed no step in time and " if reason == "stalled" else ""
         message = f"the engine's process {stalled}{process.close()}"  # its memory takes a while to go: without the lock
         with self._lock:
@@ -330,7 +340,9 @@ class SupervisedClient:
     def _new_process(self) -> EngineProcess:
         self._has_stepped = False
         self._start_error = None
-        return EngineProcess(self._path, self._config, module=self._module)
+        process = EngineProcess(self._path, self._config, module=self._module)
+        self._poller = self._poller_of(process.sources)
+        return process
 
     def _fail_all(self) -> None:
         self._error(self._journal.clear(), "the engine's process ended and no new one starts", "engine_dead")

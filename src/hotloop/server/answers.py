@@ -16,12 +16,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hotloop.engine.inputs import Ask, InputProcessor, Prompt
+from hotloop.engine.inputs import Ask
 from hotloop.errors import EngineDeadError, HotloopError, InvalidRequestError
 from hotloop.request import RequestOutput
 from hotloop.sampling_params import MAX_CHOICES
 from hotloop.server.auth import ANYBODY
-from hotloop.server.bodies import Body, parse_body
+from hotloop.server.bodies import Body, parse_body, prompts_of
 from hotloop.server.errors import RefusedError, refusal
 from hotloop.server.event_stream import EventStream, while_connected
 from hotloop.server.fields import CHAT, Endpoint
@@ -32,7 +32,6 @@ from hotloop.server.stream import ChatShape, ChunkEncoder, CompletionShape, erro
 
 _log = logging.getLogger(__name__)
 
-_MAX_CHARS = 1_000_000  # of a text that may be longer than the context
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -86,13 +85,12 @@ def _job(
     num_choices = max(1, len(body.prompts)) * body.params.n
     if num_choices > most:
         raise InvalidRequestError(f"prompts times n are {num_choices} choices; {most} at most")
-    prompts, num_truncated = _prompts(service.llm.inputs, body)
     asks = [
         service.llm.inputs.ask(
             prompt, body.params, request_id=f"{id}-{i}", arrival_s=arrival_s, priority=body.priority,
             timeout_s=body.timeout_s, cache_salt=body.cache_salt,
         )
-        for i, prompt in enumerate(prompts)
+        for i, prompt in enumerate(prompts_of(service.llm.inputs, body))
     ]  # fmt: skip
     try:
         service.llm.check(asks)
@@ -102,26 +100,8 @@ def _job(
     if settings.log_prompts:
         log["prompts"] = [service.llm.tokenizer.decode(ask.requests[0].prompt_token_ids, skip_special=False) for ask in asks]
     cap = max(ask.requests[0].max_tokens for ask in asks)
-    head = Head(id, int(time.time()), service.model_name, service.fingerprint, cap, num_truncated)
+    head = Head(id, int(time.time()), service.model_name, service.fingerprint, cap)
     return Job(head, body, asks, key, log)
-
-
-def _prompts(inputs: InputProcessor, body: Body) -> tuple[Sequence[Prompt], int | None]:
-    """What to complete, and how many tokens the request had cut off, if it wants that."""
-    if body.messages is not None:
-        return [{"prompt_token_ids": inputs.chat_token_ids(body.messages)}], None
-    most = body.truncate_prompt_tokens
-    if most is None:
-        return body.prompts, None
-    whole = [encode(inputs, prompt) if isinstance(prompt, str) else prompt for prompt in body.prompts]
-    return [ids[-most:] for ids in whole], sum(max(0, len(ids) - most) for ids in whole)
-
-
-def encode(inputs: InputProcessor, text: str, *, add_special: bool = True) -> list[int]:
-    """Token ids of a text that may be longer than the context, though not by any amount. Raises: InvalidRequestError."""
-    if len(text) > _MAX_CHARS:
-        raise InvalidRequestError(f"the text has {len(text)} characters; {_MAX_CHARS} at most")
-    return inputs.tokenizer.encode(text, add_special=add_special)
 
 
 def check_model(service: Service, model: str | None) -> None:

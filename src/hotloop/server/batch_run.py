@@ -15,7 +15,7 @@ from hotloop.errors import CapacityError, HotloopError, InvalidRequestError
 from hotloop.request import RequestOutput
 from hotloop.sampling_params import SamplingParams
 from hotloop.server.batch_file import BatchLine, BatchOutput, read_batch
-from hotloop.server.bodies import Body
+from hotloop.server.bodies import Body, prompts_of
 from hotloop.server.responses import Head, chat_response, completion_response
 
 
@@ -83,7 +83,7 @@ def run_batch(llm: LLM, source: Path, output: BatchOutput, model: str | None, pr
             if named and asked != named[0]:
                 raise InvalidRequestError(f"model is {asked!r:.60}; the lines before it ask for {named[0]!r}: one per run")
             named[:] = [asked]
-        prompts = _prompts(llm, line.body)
+        prompts = prompts_of(llm.inputs, line.body)
         entry = _Line(line, line.body, [None] * len(prompts))
         for index, prompt in enumerate(prompts):
             yield (entry, index), prompt, line.body.params
@@ -112,12 +112,6 @@ def run_batch(llm: LLM, source: Path, output: BatchOutput, model: str | None, pr
         counts.completion_tokens += sum(len(choice.token_ids) for o in outputs for choice in o.outputs)
         progress(counts)
     return counts
-
-
-def _prompts(llm: LLM, body: Body) -> list[Prompt]:
-    if body.messages is not None:
-        return [{"prompt_token_ids": llm.chat_token_ids(body.messages)}]
-    return list(body.prompts)
 
 
 def _write(

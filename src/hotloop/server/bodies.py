@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hotloop.engine.inputs import InputProcessor, Prompt
 from hotloop.errors import InvalidRequestError
 from hotloop.sampling_params import SamplingParams
 from hotloop.server.fields import CHAT, FIELDS_OF, MAX_INT64, Endpoint
@@ -33,7 +34,14 @@ class Body:
     timeout_s: float | None = None
     priority: int = 0
     cache_salt: str = ""
-    truncate_prompt_tokens: int | None = None
+
+
+def prompts_of(inputs: InputProcessor, body: Body) -> Sequence[Prompt]:
+    """What to complete. Raises: InvalidRequestError."""
+    if body.messages is None:
+        return body.prompts
+    truncates = body.params.truncate_prompt_tokens is not None
+    return [{"prompt_token_ids": inputs.chat_token_ids(body.messages, truncates=truncates)}]
 
 
 def parse_body(
@@ -67,13 +75,11 @@ def parse_body(
         "timeout_s": _timeout_s(given),
         "priority": _integer(given, "priority", -(2**31), 2**31 - 1) or 0,
         "cache_salt": _typed(given, "cache_salt", str, ""),
-        "truncate_prompt_tokens": _integer(given, "truncate_prompt_tokens", 1, MAX_INT64),
     }
     sampling |= {"max_tokens": max_tokens, "prompt_logprobs": given.get("prompt_logprobs")}
     common["prompt_logprobs"] = "prompt_logprobs" in given
     if endpoint == CHAT:
         params = SamplingParams(**sampling, logprobs=_chat_logprobs(given))
-        _check_prompt_logprobs(params, given)
         if "messages" not in given:
             raise InvalidRequestError("messages is missing; give a list of messages")
         return Body(params=params, messages=given["messages"], prompts=(), **common)
@@ -81,16 +87,9 @@ def parse_body(
     if echo and sampling["prompt_logprobs"] is None:
         sampling["prompt_logprobs"] = given.get("logprobs")
     params = SamplingParams(**sampling, logprobs=given.get("logprobs"))
-    _check_prompt_logprobs(params, given)
     if "prompt" not in given:
         raise InvalidRequestError("prompt is missing; give a text, token ids, or a list of them")
     return Body(params=params, messages=None, prompts=_prompts(given["prompt"]), echo=echo, **common)
-
-
-def _check_prompt_logprobs(params: SamplingParams, given: Mapping[str, Any]) -> None:
-    if params.prompt_logprobs is not None and given.get("stream"):
-        name = "prompt_logprobs" if "prompt_logprobs" in given else "echo together with logprobs"
-        raise InvalidRequestError(f"{name} is not offered in streams, which begin before they are known; leave stream out")
 
 
 def _check_fields(endpoint: Endpoint, given: Mapping[str, Any], live: bool) -> None:

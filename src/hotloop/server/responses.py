@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hotloop.engine.inputs import Ask
 from hotloop.request import CompletionOutput, Logprob, RequestOutput
 from hotloop.server.bodies import Body
 from hotloop.text.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ Entry = dict[int, Logprob]  # of one token, which comes first
 class Head:
     """What a response and all chunks of a stream begin with, and what of its usage is known before.
 
-    max_tokens: the cap that applied, if that is known. truncated_tokens: what of the prompts was cut off, if that was allowed.
+    max_tokens: the cap that applied, if that is known.
     """
 
     id: str
@@ -26,7 +27,6 @@ class Head:
     model: str
     fingerprint: str
     max_tokens: int | None = None
-    truncated_tokens: int | None = None
 
 
 def chat_response(head: Head, output: RequestOutput, body: Body, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def chat_response(head: Head, output: RequestOutput, body: Body, tokenizer: Toke
         logprobs = None if choice.logprobs is None else chat_logprobs(choice.token_ids, choice.logprobs, num_top, tokenizer)
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         choices.append({"index": choice.index, "message": message, "logprobs": logprobs} | _end(choice, body))
-    response = _response(head, "chat.completion", [output], choices)
-    return response | {"prompt_logprobs": _prompt_logprobs(output)} if body.prompt_logprobs else response
+    response = _response(head, body, "chat.completion", [output], choices)
+    return response | {"prompt_logprobs": prompt_logprobs(output.prompt_logprobs)} if body.prompt_logprobs else response
 
 
 def completion_response(
@@ -47,8 +47,8 @@ def completion_response(
     num_top = body.params.logprobs or 0
     choices: list[dict[str, Any]] = []
     for output in outputs:
-        prefix = prompt_text(output.prompt, output.prompt_token_ids, tokenizer) if body.echo else ""
-        prompt_logprobs = {"prompt_logprobs": _prompt_logprobs(output)} if body.prompt_logprobs else {}
+        prefix = prompt_text(output, output.prompt_token_ids, tokenizer) if body.echo else ""
+        of_prompt = {"prompt_logprobs": prompt_logprobs(output.prompt_logprobs)} if body.prompt_logprobs else {}
         for choice in output.outputs:
             logprobs = None
             if choice.logprobs is not None:
@@ -58,18 +58,19 @@ def completion_response(
                 logprobs = completion_logprobs(token_ids, entries, num_top, tokenizer, 0)
             choices.append(
                 {"index": len(choices), "text": prefix + choice.text, "logprobs": logprobs}
-                | prompt_logprobs | _end(choice, body)
+                | of_prompt | _end(choice, body)
             )  # fmt: skip
-    return _response(head, "text_completion", outputs, choices)
+    return _response(head, body, "text_completion", outputs, choices)
 
 
 def error_body(message: str, *, kind: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def prompt_text(text: str | None, token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """What ``echo`` repeats of a prompt: its text as given, or that of its ids."""
-    return tokenizer.decode(token_ids, skip_special=False) if text is None else text
+def prompt_text(prompt: Ask | RequestOutput, token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """What ``echo`` repeats of a prompt: its text as given, or that of the ids that are left of it."""
+    text = prompt.text if isinstance(prompt, Ask) else prompt.prompt
+    return tokenizer.decode(token_ids, skip_special=False) if text is None or prompt.num_truncated_tokens else text
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
@@ -80,15 +81,15 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     }
 
 
-def usage_of(outputs: Sequence[RequestOutput], head: Head) -> dict[str, Any]:
+def usage_of(outputs: Sequence[RequestOutput], head: Head, body: Body) -> dict[str, Any]:
     """Of all prompts and choices together; a prompt's tokens count once, whatever n is."""
     total = usage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
     )
     details = {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}
-    if head.truncated_tokens is not None:
-        details["truncated_tokens"] = head.truncated_tokens
+    if body.params.truncate_prompt_tokens is not None:
+        details["truncated_tokens"] = sum(output.num_truncated_tokens for output in outputs)
     total["prompt_tokens_details"] = details
     if head.max_tokens is not None:
         total["max_tokens"] = head.max_tokens
@@ -120,7 +121,7 @@ def _end(choice: CompletionOutput, body: Body) -> dict[str, Any]:
 
 
 def _response(
-    head: Head, kind: str, outputs: Sequence[RequestOutput], choices: list[dict[str, Any]]
+    head: Head, body: Body, kind: str, outputs: Sequence[RequestOutput], choices: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """seed and timings: those of the first prompt; every prompt of a request has the same seed if it named one."""
     return {
@@ -130,15 +131,15 @@ def _response(
         "model": head.model,
         "system_fingerprint": head.fingerprint,
         "choices": choices,
-        "usage": usage_of(outputs, head),
+        "usage": usage_of(outputs, head, body),
         "seed": outputs[0].seed,
         "timings": timings_of(outputs[0]),
     }
 
 
-def _prompt_logprobs(output: RequestOutput) -> list[dict[int, dict[str, Any]] | None] | None:
+def prompt_logprobs(entries: Sequence[Entry | None] | None) -> list[dict[int, dict[str, Any]] | None] | None:
     """In vLLM's shape: per token of the prompt, token id to logprob, null for the first."""
-    if output.prompt_logprobs is None:
+    if entries is None:
         return None
     return [
         None if entry is None
@@ -146,7 +147,7 @@ def _prompt_logprobs(output: RequestOutput) -> list[dict[int, dict[str, Any]] | 
             token_id: {"logprob": _finite(value.logprob), "rank": value.rank, "decoded_token": value.decoded_token}
             for token_id, value in entry.items()
         }
-        for entry in output.prompt_logprobs
+        for entry in entries
     ]  # fmt: skip
 
 

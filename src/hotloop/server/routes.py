@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hotloop.engine.inputs import MAX_LONG_CHARS
 from hotloop.errors import InvalidRequestError
-from hotloop.server.answers import answer, check_model, encode
+from hotloop.server.answers import answer, check_model
 from hotloop.server.fields import CHAT, COMPLETIONS
 from hotloop.server.json_body import understood
 from hotloop.server.openapi import own_version
 from hotloop.server.service import Service
+
+Handler: TypeAlias = Callable[..., Awaitable[Response]]
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
@@ -28,11 +31,14 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def completions(request: Request) -> Response:
         return await answer(service, COMPLETIONS, request)
 
-    @app.get("/v1/models")
+    def get(path: str) -> Callable[[Handler], Handler]:
+        return app.api_route(path, methods=["GET", "HEAD"])
+
+    @get("/v1/models")
     async def models() -> Response:
         return _json({"object": "list", "data": [_model(service, name) for name in service.settings.model_names]})
 
-    @app.get("/v1/models/{model:path}")
+    @get("/v1/models/{model:path}")
     async def model(request: Request) -> Response:
         name = request.path_params["model"]
         check_model(service, name)
@@ -46,19 +52,19 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def detokenize(request: Request) -> Response:
         return await _converted(service, request, partial(_detokenize, service))
 
-    @app.get("/health")
+    @get("/health")
     async def health() -> Response:
         return _status(*service.health.status())
 
-    @app.get("/ready")
+    @get("/ready")
     async def ready() -> Response:
         return _status(*service.health.readiness())
 
-    @app.get("/version")
+    @get("/version")
     async def version() -> Response:
         return _json({"version": own_version(), "system_fingerprint": service.fingerprint})
 
-    @app.get("/metrics")
+    @get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -106,12 +112,18 @@ def _tokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequestError("add_special_tokens and return_token_strs must be true or false")
     if "messages" in given:
         ids = inputs.chat_token_ids(given["messages"])
-    elif isinstance(given["prompt"], str):
-        ids = encode(inputs, given["prompt"], add_special=add_special)
     else:
-        raise InvalidRequestError(f"prompt is {given['prompt']!r:.60}; it must be a text")
+        ids = inputs.tokenizer.encode(_checked_text(given["prompt"]), add_special=add_special)
     strings = [inputs.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if returns_strings else None
     return {"count": len(ids), "max_model_len": inputs.max_model_len, "tokens": ids, "token_strs": strings}
+
+
+def _checked_text(prompt: object) -> str:
+    if not isinstance(prompt, str):
+        raise InvalidRequestError(f"prompt is {prompt!r:.60}; it must be a text")
+    if len(prompt) > MAX_LONG_CHARS:
+        raise InvalidRequestError(f"the text has {len(prompt)} characters; {MAX_LONG_CHARS} at most")
+    return prompt
 
 
 def _detokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Answers as server-sent events in OpenAI's chunk shapes. Every token passes here: structs and one encoder, no pydantic.
 
-Of each choice: an opening chunk (chat: its role; echo: the prompt), content chunks whose finish_reason is null, and one chunk
-that adds nothing and carries the finish_reason; the last of a prompt has its timings too. Then, if asked for, usage; then
-[DONE].
+Of each choice: an opening chunk (chat: its role; echo: the prompt; prompt_logprobs), content chunks whose finish_reason is
+null, and one chunk that adds nothing and carries the finish_reason; the last of a prompt has its timings too. Then, if asked
+for, usage; then [DONE].
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from hotloop.engine.generation import StreamChunk
 from hotloop.engine.inputs import Ask
 from hotloop.request import RequestOutput
 from hotloop.server.bodies import Body
-from hotloop.server.responses import Head, chat_logprobs, completion_logprobs, prompt_text, timings_of, usage, usage_of
+from hotloop.server.responses import (
+    Entry,
+    Head,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+    prompt_text,
+    timings_of,
+    usage,
+    usage_of,
+)
 from hotloop.text.tokenizer import Tokenizer
 
 _DONE = b"data: [DONE]\n\n"
@@ -27,6 +37,8 @@ _encoder = msgspec.json.Encoder()
 Logprobs = dict[str, Any] | None
 Usage = dict[str, Any] | UnsetType | None  # null where it is asked for but not in every chunk
 Timings = dict[str, float | int] | UnsetType | None
+PromptLogprobs = list[dict[int, dict[str, Any]] | None] | UnsetType | None
+PromptEntries = Sequence[Entry | None] | None
 
 
 class _Delta(Struct):
@@ -48,6 +60,7 @@ class _CompletionChoice(Struct):
     logprobs: Logprobs = None
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs = UNSET
 
 
 class _Chunk(Struct):
@@ -60,6 +73,7 @@ class _Chunk(Struct):
     choices: Sequence[Struct]
     usage: Usage = UNSET
     timings: Timings = UNSET
+    prompt_logprobs: PromptLogprobs = UNSET
 
 
 class Shape(Protocol):
@@ -67,7 +81,9 @@ class Shape(Protocol):
 
     kind: str
 
-    def opening(self, index: int, ask: Ask) -> Struct | None: ...
+    def opening(self, index: int, ask: Ask, entries: PromptEntries) -> Struct | None:
+        """entries: logprobs of the prompt's tokens, if they are asked for."""
+        ...
 
     def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Struct: ...
 
@@ -81,7 +97,7 @@ class ChatShape:
         self._num_top = body.params.logprobs or 0
         self._tokenizer = tokenizer
 
-    def opening(self, index: int, ask: Ask) -> Struct:
+    def opening(self, index: int, ask: Ask, entries: PromptEntries) -> Struct:
         return _ChatChoice(index, _Delta("assistant", ""))
 
     def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Struct:
@@ -99,14 +115,22 @@ class CompletionShape:
 
     def __init__(self, body: Body, tokenizer: Tokenizer) -> None:
         self._echo = body.echo
+        self._shows_prompt_logprobs = body.prompt_logprobs
+        self._logprobs_too = body.params.logprobs is not None
         self._num_top = body.params.logprobs or 0
         self._tokenizer = tokenizer
         self._offsets: dict[int, int] = {}  # of logprobs: characters of each choice's tokens so far
 
-    def opening(self, index: int, ask: Ask) -> Struct | None:
+    def opening(self, index: int, ask: Ask, entries: PromptEntries) -> Struct | None:
+        shown = prompt_logprobs(entries) if self._shows_prompt_logprobs else UNSET
         if not self._echo:
-            return None
-        return _CompletionChoice(index, prompt_text(ask.text, ask.requests[0].prompt_token_ids, self._tokenizer))
+            return None if shown is UNSET else _CompletionChoice(index, "", prompt_logprobs=shown)
+        ids = ask.requests[0].prompt_token_ids
+        logprobs = None
+        if entries is not None and self._logprobs_too:
+            logprobs = completion_logprobs(ids, entries, self._num_top, self._tokenizer, 0)
+            self._offsets[index] = sum(map(len, logprobs["tokens"]))
+        return _CompletionChoice(index, prompt_text(ask, ids, self._tokenizer), logprobs, prompt_logprobs=shown)
 
     def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Struct:
         logprobs = None
@@ -136,15 +160,26 @@ class ChunkEncoder:
         self._outputs: list[RequestOutput | None] = [None] * len(asks)
         self._prompt_tokens = sum(len(ask.requests[0].prompt_token_ids) for ask in asks)
         self._completion_tokens = 0
+        self._unopened: set[int] = set()
 
     def opening(self) -> bytes:
+        """Of all choices, but where logprobs of the prompt are to come: theirs come with the first content."""
         events = bytearray()
         for number, ask in enumerate(self._asks):
-            for index in range(self._first_index[number], self._first_index[number + 1]):
-                choice = self._shape.opening(index, ask)
-                if choice is not None:
-                    self._write(events, self._seeds[number], choice)
+            indices = range(self._first_index[number], self._first_index[number + 1])
+            if ask.requests[0].params.prompt_logprobs is not None:
+                self._unopened.update(indices)
+                continue
+            for index in indices:
+                self._open(events, number, index, None)
         return bytes(events)
+
+    def _open(self, events: bytearray, number: int, index: int, entries: PromptEntries) -> None:
+        choice = self._shape.opening(index, self._asks[number], entries)
+        if choice is None:
+            return
+        of_chat = self._body.messages is not None and self._body.prompt_logprobs and index == 0
+        self._write(events, self._seeds[number], choice, of_prompt=prompt_logprobs(entries) if of_chat else UNSET)
 
     def encode(self, arrived: Sequence[tuple[int, StreamChunk]]) -> bytes:
         """arrived: (index of the ask, chunk)."""
@@ -153,6 +188,9 @@ class ChunkEncoder:
         for number, chunk in arrived:
             index = self._first_index[number] + chunk.index
             seed = self._seeds[number]
+            if index in self._unopened:
+                self._unopened.remove(index)
+                self._open(events, number, index, chunk.prompt_logprobs)
             if chunk.finish_reason is None:
                 self._completion_tokens += len(chunk.token_ids)
                 if not (chunk.text or chunk.logprobs or returns_ids):  # a token without a text, such as an end token
@@ -172,13 +210,15 @@ class ChunkEncoder:
             return _DONE
         outputs = [output for output in self._outputs if output is not None]
         head = self._head
-        total = usage_of(outputs, head)
+        total = usage_of(outputs, head, self._body)
         chunk = _Chunk(
             head.id, self._shape.kind, head.created_s, head.model, head.fingerprint, self._seeds[0], (), total
         )
         return b"data: " + _encoder.encode(chunk) + b"\n\n" + _DONE
 
-    def _write(self, events: bytearray, seed: int, choice: Struct, timings: Timings = UNSET) -> None:
+    def _write(
+        self, events: bytearray, seed: int, choice: Struct, timings: Timings = UNSET, of_prompt: PromptLogprobs = UNSET
+    ) -> None:
         so_far: Usage = UNSET
         if self._body.include_usage:
             so_far = None
@@ -186,8 +226,9 @@ class ChunkEncoder:
                 so_far = usage(self._prompt_tokens, self._completion_tokens)
         head = self._head
         chunk = _Chunk(
-            head.id, self._shape.kind, head.created_s, head.model, head.fingerprint, seed, (choice,), so_far, timings
-        )
+            head.id, self._shape.kind, head.created_s, head.model, head.fingerprint, seed, (choice,), so_far, timings,
+            of_prompt,
+        )  # fmt: skip
         events += b"data: "
         _encoder.encode_into(chunk, events, len(events))
         events += b"\n\n"

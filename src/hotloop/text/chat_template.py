@@ -99,12 +99,14 @@ def encode_chat(
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     max_tokens: int | None = None,
+    max_chars: int | None = None,
     **variables: Any,
 ) -> list[int]:
     """Token ids of the rendered conversation, with the control tokens that the template wrote and no others.
 
     Texts of control tokens inside messages, tools and variables stay literal text. BOS is up to the template.
-    max_tokens: refuse a conversation that must have more tokens, before the costly part of the work.
+    max_tokens, max_chars: refuse a conversation that must have more tokens, or whose text has more characters, before the
+    costly part of the work.
     Raises InvalidRequestError like `ChatTemplate.render`, and for text that is not valid Unicode.
     """
     data = {"messages": plain_messages(messages), "tools": tools, **variables}
@@ -116,6 +118,8 @@ def encode_chat(
             f"the conversation has {len(text)} characters, at least {least} tokens, and the context length is {max_tokens}; "
             f"shorten it or raise max_model_len"
         )
+    if max_chars is not None and len(text) > max_chars:
+        raise InvalidRequestError(f"the conversation has {len(text)} characters; {max_chars} at most")
     ids, position = [], 0
     for start, end, token_id in tokenizer.find_control(text):
         ids += tokenizer.encode(disguise.take_off(text[position:start]), add_special=False)

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -65,7 +65,7 @@ def test_the_json_line_has_the_schema(
     model.touch()
     pair = [FakeSide("hotloop", [4.0] * 9), FakeSide("llama.cpp", [2.0] * 9)]
     monkeypatch.setattr(compare, "make_sides", lambda _: pair)
-    monkeypatch.setattr(compare, "measure_read_bandwidth", lambda _: SimpleNamespace(read_bandwidth_bytes_per_s=1e9))
+    monkeypatch.setattr(compare, "print_conditions", lambda _: (1e9, 0.0))
     options = ["--work", str(tmp_path / "work"), "--batch", "1,4", "--rounds", "1"]
     monkeypatch.setattr(sys, "argv", ["compare.py", str(model), *options])
     compare.main()

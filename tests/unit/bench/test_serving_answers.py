@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fake_openai import event
 from hotloop.bench.serving.answers import Answer, read_answer, sse_events
-from hotloop.bench.serving.connection import Exchange
+from hotloop.bench.serving.connection import Reply
 
 FINISH = event({"choices": [{"text": "", "finish_reason": "length"}]})
 DONE = event(b"[DONE]")
@@ -21,7 +21,7 @@ def text(content: str) -> bytes:
 
 
 def streamed(*reads: tuple[float, bytes], sent_s: float = 10.0, failure: str | None = None) -> Answer:
-    return read_answer(sent_s, Exchange(200, "text/event-stream", list(reads), failure))
+    return read_answer(sent_s, Reply(200, "text/event-stream", list(reads), failure))
 
 
 def test_times_of_a_stream() -> None:
@@ -61,7 +61,7 @@ def test_timings_are_kept() -> None:
 
 def test_an_answer_in_one_piece() -> None:
     body = {"choices": [{"message": {"content": "abc"}, "finish_reason": "stop"}], "usage": {"completion_tokens": 3}}
-    answer = read_answer(10.0, Exchange(200, "application/json", [(12.0, json.dumps(body).encode())]))
+    answer = read_answer(10.0, Reply(200, "application/json", [(12.0, json.dumps(body).encode())]))
     assert answer.error is None
     assert (answer.text, answer.tokens, answer.is_streamed) == ("abc", 3, False)
     assert (answer.ttft_s, answer.e2e_s, answer.tpot_s, answer.itl_s) == (2.0, 2.0, None, [])
@@ -97,7 +97,7 @@ def test_broken_streams(reads: Iterable[bytes], failure: str | None, error: str)
     ],
 )
 def test_refusals(status: int, body: bytes, error: str) -> None:
-    answer = read_answer(10.0, Exchange(status, "application/json", [(11.0, body)] if body else [], ended_s=12.0))
+    answer = read_answer(10.0, Reply(status, "application/json", [(11.0, body)] if body else [], ended_s=12.0))
     assert answer.error is not None
     assert answer.e2e_s == 2.0
     assert answer.error.startswith(error)

@@ -78,7 +78,7 @@ def test_the_json_line_of_compare(
     stub = [sys.executable, "-c", "pass"]
     monkeypatch.setattr(compare, "build", lambda *_: tmp_path)
     monkeypatch.setattr(compare, "LlamaCpp", lambda *_: SimpleNamespace(check=lambda: None, describe=lambda: "built"))
-    monkeypatch.setattr(compare, "measure_read_bandwidth", lambda _: SimpleNamespace(read_bandwidth_bytes_per_s=1e9))
+    monkeypatch.setattr(compare, "print_conditions", lambda _: (1e9, 0.0))
     monkeypatch.setattr(compare, "commands", lambda *_: {name: stub for name in (compare.OURS, compare.THEIRS)})
     monkeypatch.setattr(compare, "running", lambda _: __import__("contextlib").nullcontext(SimpleNamespace(url="http://there")))
     monkeypatch.setattr(compare, "bench_serve_blocking", lambda o, _: (options.append(o), served(1.0, 1.0))[1])

@@ -2,6 +2,7 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -149,6 +150,13 @@ def test_out_of_memory_is_one_line(monkeypatch, capsys) -> None:
     add_command(monkeypatch, MemoryError())
     assert run(monkeypatch, "stub", "x") == 1
     assert capsys.readouterr().err.startswith("hotloop: out of memory")
+
+
+def test_nothing_slow_is_imported_before_ctrl_c_is_caught() -> None:
+    code = "import sys; had = set(sys.modules); import hotloop.cli.entry; print(*sorted(set(sys.modules) - had))"
+    env = {**os.environ, "PYTHONPATH": str(Path(entry.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-S", "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["__future__", "hotloop", "hotloop.cli", "hotloop.cli.entry"]
 
 
 def test_interrupt_during_imports_is_status_130_without_a_traceback(monkeypatch, capsys) -> None:

@@ -120,8 +120,6 @@ def test_what_a_chat_body_may_not_hold(fields: dict[str, Any], message: str) -> 
     ("fields", "message"),
     [
         ({"prompt": None}, "prompt is missing"), ({"prompt": []}, "prompt is"), ({"echo": 1}, "echo is 1"),
-        ({"echo": True, "logprobs": 1, "stream": True}, "echo together with logprobs is not offered in streams"),
-        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs is not offered in streams"),
         ({"prompt_logprobs": True}, "prompt_logprobs is True"), ({"mirostat": 2, "top_k": 5}, "top_k is 5"),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from hotloop.bench.serving.connection import Exchange
+from hotloop.bench.serving.connection import Reply
 
 _SHOWN = 200  # characters of a server's error
 
@@ -96,22 +96,22 @@ class _Event(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Event)
 
 
-def read_answer(sent_s: float, exchange: Exchange) -> Answer:
+def read_answer(sent_s: float, reply: Reply) -> Answer:
     """The answer in an exchange that is over, streamed or not."""
-    if exchange.failure is None and exchange.status != 200:
-        error = f"HTTP {exchange.status}: {_refusal(exchange.body)}"
-        return Answer(sent_s, exchange.ended_s, error=error, status=exchange.status)
-    body_s = exchange.reads[-1][0] if exchange.reads else exchange.ended_s
-    is_streamed = exchange.content_type == "text/event-stream"
+    if reply.failure is None and reply.status != 200:
+        error = f"HTTP {reply.status}: {_refusal(reply.body)}"
+        return Answer(sent_s, reply.ended_s, error=error, status=reply.status)
+    body_s = reply.reads[-1][0] if reply.reads else reply.ended_s
+    is_streamed = reply.content_type == "text/event-stream"
     if is_streamed:
-        events = list(sse_events(exchange.reads))
+        events = list(sse_events(reply.reads))
         is_done = bool(events) and events[-1][1] == b"[DONE]"
         events = events[:-1] if is_done else events
     else:
-        events = [(body_s, exchange.body)]
+        events = [(body_s, reply.body)]
         is_done = False
     reader = _Reader()
-    failure = exchange.failure
+    failure = reply.failure
     try:
         for time_s, data in events:
             reader.add(time_s, _DECODER.decode(data))
@@ -123,7 +123,7 @@ def read_answer(sent_s: float, exchange: Exchange) -> Answer:
     counted = reader.completion_tokens
     return Answer(
         sent_s,
-        exchange.ended_s if failure is not None else reader.ended_s or body_s,
+        reply.ended_s if failure is not None else reader.ended_s or body_s,
         tuple(reader.events_s),
         "".join(reader.texts),
         tokens=len(reader.events_s) if counted is None else counted,
@@ -133,7 +133,7 @@ def read_answer(sent_s: float, exchange: Exchange) -> Answer:
         is_streamed=is_streamed,
         timings=reader.timings,
         error=failure,
-        status=exchange.status,
+        status=reply.status,
     )
 
 

@@ -56,7 +56,7 @@ class Address:
 
 
 @dataclass(slots=True)
-class Exchange:
+class Reply:
     """What came back. status: 0 if nothing did. reads: seconds of perf_counter and the piece of the body that arrived
     then. failure: why it ended early, if it did. ended_s: when it was over."""
 
@@ -71,10 +71,10 @@ class Exchange:
         return b"".join(piece for _, piece in self.reads)
 
 
-async def exchange(address: Address, request: bytes, timeout_s: float) -> Exchange:
+async def exchange(address: Address, request: bytes, timeout_s: float) -> Reply:
     """Send a request on a new connection and wait for the whole answer, at most ``timeout_s``."""
     loop = asyncio.get_running_loop()
-    result = Exchange()
+    result = Reply()
     transport: asyncio.Transport | None = None
     try:
         async with asyncio.timeout(timeout_s):
@@ -97,7 +97,7 @@ async def exchange(address: Address, request: bytes, timeout_s: float) -> Exchan
 class _Connection(asyncio.Protocol):
     """Sends one request; the on_... methods are the parser's."""
 
-    def __init__(self, request: bytes, result: Exchange, ended: asyncio.Future[None]) -> None:
+    def __init__(self, request: bytes, result: Reply, ended: asyncio.Future[None]) -> None:
         self.ended = ended
         self._request = request
         self._result = result
