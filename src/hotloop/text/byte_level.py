@@ -1,57 +1,19 @@
-"""Byte-level BPE: the pre-tokenizers by the name a model file gives them, and the byte alphabet."""
+"""Byte-level BPE: pipelines from vocabularies, and the byte alphabet."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from tokenizers import Regex, Tokenizer, decoders, normalizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+from tokenizers.pre_tokenizers import ByteLevel, Split
 
 from hotloop.errors import ModelFileError
+from hotloop.pre_tokenizers import GPT2_WORDS, PRE_TOKENIZERS, PreTokenizer
 from hotloop.text.vocabulary import PREFIX, TokenType, Vocabulary
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
-
-@dataclass(frozen=True, slots=True)
-class _Scheme:
-    """How one family of byte-level vocabularies cuts text into words before the merges."""
-
-    pre_tokenizer: Callable[[bool], PreTokenizer]  # argument: put a space before the first word
-    normalize_nfc: bool = False
-    ignore_merges: bool = False  # a word that is itself a token is taken whole
-
-
-def _gpt2(add_prefix_space: bool) -> PreTokenizer:
-    return ByteLevel(add_prefix_space=add_prefix_space, use_regex=True)
-
-
-def _smollm(add_prefix_space: bool) -> PreTokenizer:
-    return Sequence([Digits(individual_digits=True), _gpt2(add_prefix_space)])
-
-
-def _by_pattern(digits: str) -> Callable[[bool], PreTokenizer]:
-    pattern = "|".join((_CONTRACTIONS, _WORD, digits, _PUNCTUATION, _SPACES))
-
-    def build(add_prefix_space: bool) -> PreTokenizer:
-        split = Split(Regex(pattern), behavior="isolated")
-        return Sequence([split, ByteLevel(add_prefix_space=add_prefix_space, use_regex=False)])
-
-    return build
-
-
-_LLAMA3 = _Scheme(_by_pattern(r"\p{N}{1,3}"), ignore_merges=True)
-_SCHEMES = {
-    "gpt-2": _Scheme(_gpt2),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _Scheme(_by_pattern(r"\p{N}"), normalize_nfc=True),
-    "smollm": _Scheme(_smollm),
-}
+def _pre_tokenizer(scheme: PreTokenizer, add_prefix_space: bool) -> pre_tokenizers.PreTokenizer:
+    *splits, last = scheme.splits
+    by_words = last == GPT2_WORDS  # which the byte level cuts by itself
+    steps = [Split(Regex(pattern), behavior="isolated") for pattern in (splits if by_words else scheme.splits)]
+    return pre_tokenizers.Sequence([*steps, ByteLevel(add_prefix_space=add_prefix_space, use_regex=by_words)])
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -77,9 +39,9 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
 
     Raises ModelFileError for an unknown pre-tokenizer or merges that do not fit the vocabulary.
     """
-    scheme = _SCHEMES.get(vocabulary.pre or "")
+    scheme = PRE_TOKENIZERS.get(vocabulary.pre or "")
     if scheme is None:
-        known = ", ".join(sorted(_SCHEMES))
+        known = ", ".join(sorted(PRE_TOKENIZERS))
         raise ModelFileError(f"{PREFIX}pre is {vocabulary.pre!r:.60}, an unknown pre-tokenizer; hotloop knows {known}")
     if not vocabulary.merges:
         raise ModelFileError(f"{PREFIX}merges is missing or empty; a byte-level vocabulary needs it")
@@ -94,6 +56,6 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
     pipeline = Tokenizer(model)
     if scheme.normalize_nfc:
         pipeline.normalizer = normalizers.NFC()
-    pipeline.pre_tokenizer = scheme.pre_tokenizer(vocabulary.add_space_prefix)
+    pipeline.pre_tokenizer = _pre_tokenizer(scheme, vocabulary.add_space_prefix)
     pipeline.decoder = decoders.ByteLevel()
     return pipeline

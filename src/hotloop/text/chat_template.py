@@ -122,10 +122,14 @@ def encode_chat(
         raise InvalidRequestError(f"the conversation has {len(text)} characters; {max_chars} at most")
     ids, position = [], 0
     for start, end, token_id in tokenizer.find_control(text):
-        ids += tokenizer.encode(disguise.take_off(text[position:start]), add_special=False)
+        ids += _encode_piece(tokenizer, disguise.take_off(text[position:start]), position)
         ids.append(token_id)
         position = end
-    return ids + tokenizer.encode(disguise.take_off(text[position:]), add_special=False)
+    return ids + _encode_piece(tokenizer, disguise.take_off(text[position:]), position)
+
+
+def _encode_piece(tokenizer: Tokenizer, piece: str, position: int) -> list[int]:
+    return tokenizer.encode_after_control(piece) if position else tokenizer.encode(piece, add_special=False)
 
 
 class _Disguise:

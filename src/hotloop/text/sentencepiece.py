@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from hotloop.errors import ModelFileError
@@ -59,11 +59,23 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
     except Exception as error:  # the library raises bare exceptions of several types
         raise ModelFileError(f"{PREFIX}tokens cannot be used: {error}") from error
     pipeline = Tokenizer(model)
+    if vocabulary.prefix_first_only:
+        pipeline.pre_tokenizer = _spaces("first")
+        return pipeline
     replace = normalizers.Replace(" ", SPACE)
     pipeline.normalizer = (
         normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if vocabulary.add_space_prefix else replace
     )
     return pipeline
+
+
+def without_prefix() -> pre_tokenizers.PreTokenizer:
+    """The pre-tokenizer of text that is not the first, of a vocabulary that puts a space before the first only."""
+    return _spaces("never")
+
+
+def _spaces(prepend_scheme: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Metaspace(SPACE, prepend_scheme=prepend_scheme, split=False)
 
 
 def merges_by_score(

@@ -39,21 +39,36 @@ class Tokenizer:
         return cls(read_vocabulary(metadata))
 
     def _pipeline(self, pipeline: tokenizers.Tokenizer, *, parse_special: bool) -> tokenizers.Tokenizer:
-        tokens = self._vocabulary.tokens
         control = self._vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
         user_defined = self._vocabulary.of_type(TokenType.USER_DEFINED)
         if parse_special:
-            pipeline.add_special_tokens([_added(tokens[i], special=True) for i in control])
-        pipeline.add_tokens([_added(tokens[i], special=False) for i in user_defined])
+            pipeline.add_special_tokens([self._added(i, special=True) for i in control])
+        pipeline.add_tokens([self._added(i, special=False) for i in user_defined])
         return pipeline
+
+    def _added(self, token_id: int, *, special: bool) -> tokenizers.AddedToken:
+        vocabulary = self._vocabulary
+        strips = {"lstrip": token_id in vocabulary.lstrip_token_ids, "rstrip": token_id in vocabulary.rstrip_token_ids}
+        return tokenizers.AddedToken(vocabulary.tokens[token_id], special=special, normalized=False, **strips)
 
     @cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
-        # Shares the vocabulary and merges of the literal pipeline; the added tokens are its own.
+        return self._pipeline(self._twin(), parse_special=True)
+
+    @cached_property
+    def _continuing(self) -> tokenizers.Tokenizer:
+        if not self._vocabulary.prefix_first_only:
+            return self._literal
+        twin = self._twin()
+        twin.pre_tokenizer = sentencepiece.without_prefix()
+        return self._pipeline(twin, parse_special=False)
+
+    def _twin(self) -> tokenizers.Tokenizer:
+        """Shares the vocabulary and merges of the literal pipeline; the added tokens are its own."""
         twin = tokenizers.Tokenizer(self._literal.model)
         twin.normalizer = self._literal.normalizer
         twin.pre_tokenizer = self._literal.pre_tokenizer
-        return self._pipeline(twin, parse_special=True)
+        return twin
 
     @cached_property
     def _control_finder(self) -> tokenizers.Tokenizer:
@@ -104,6 +119,8 @@ class Tokenizer:
 
         Characters that the vocabulary cannot express have no token, but count here all the same.
         """
+        if self._vocabulary.rstrip_token_ids or self._vocabulary.lstrip_token_ids:
+            text = "".join(text.split())  # tokens may take any number of blanks
         if self._is_sentencepiece:
             size = len(text)
         elif self._literal.normalizer is not None:
@@ -123,6 +140,15 @@ class Tokenizer:
         ids: list[int] = _encode(pipeline, text).ids
         return self.with_special(ids) if add_special else ids
 
+    def encode_after_control(self, text: str) -> list[int]:
+        """Token ids of literal `text` that stands after a control token, where some vocabularies put no space before it.
+
+        Raises InvalidRequestError for text that is not valid Unicode.
+        """
+        _check_unicode(text)
+        ids: list[int] = _encode(self._continuing, text).ids
+        return ids
+
     def find_control(self, text: str) -> list[tuple[int, int, int]]:
         """(start, end, token id) of each control-token text, as parsing would find them.
 
@@ -131,8 +157,9 @@ class Tokenizer:
         _check_unicode(text)
         found = _encode(self._control_finder, text)
         spans = []
-        for token, (start, end) in zip(found.tokens, found.offsets, strict=True):
-            token_id = self.token_id(token)
+        for found_id, (start, end) in zip(found.ids, found.offsets, strict=True):
+            token = self._control_finder.id_to_token(found_id)
+            token_id = None if token is None else self.token_id(token)
             assert token_id is not None, "an added token is one of the vocabulary"
             if self.is_special(token_id):
                 spans.append((start, end, token_id))
@@ -179,10 +206,6 @@ class Tokenizer:
         if not 0 <= token_id < len(self._types):
             raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {len(self._types)}")
         return self._types[token_id]
-
-
-def _added(text: str, *, special: bool) -> tokenizers.AddedToken:
-    return tokenizers.AddedToken(text, special=special, normalized=False)
 
 
 def _encode(pipeline: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:

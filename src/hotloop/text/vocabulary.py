@@ -12,6 +12,7 @@ from hotloop.errors import ModelFileError
 from hotloop.text.token_texts import TokenTexts
 
 PREFIX = "tokenizer.ggml."
+OWN_PREFIX = "hotloop.tokenizer."  # what GGUF has no key for
 
 # Texts that end a turn or a document in published chat formats. Files often name only one of them in their
 # metadata. "</s>" is absent on purpose: in Gemma's vocabulary it is the HTML tag.
@@ -26,6 +27,10 @@ _END_TEXTS = (
     "<eos>",
 )
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Pre-tokenizers whose vocabularies begin texts with BOS where the file does not say.
+_BOS_PRE = ("llama-bpe", "llama3", "llama-v3", "tekken")
+# Texts of Phi-3's added tokens that leave the blanks after them alone; GGUF has no key for it.
+_PHI3_KEEPS_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
 
 
 class TokenType(IntEnum):
@@ -57,6 +62,9 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
+    prefix_first_only: bool  # the space goes before the first text of a prompt, not before each between control tokens
+    lstrip_token_ids: frozenset[int]  # added tokens that take the blanks before them
+    rstrip_token_ids: frozenset[int]  # and after them
     chat_template: str | None
 
     def of_type(self, *types: TokenType) -> list[int]:
@@ -97,11 +105,12 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     ids = dict(zip(reversed(tokens), range(vocab_size - 1, -1, -1), strict=True))
     pre = _text(metadata, PREFIX + "pre")
     eos_ids = {_token_id(metadata, PREFIX + key, vocab_size) for key in _END_KEYS}
+    eos_ids |= _token_ids(metadata, OWN_PREFIX + "eos_token_ids", vocab_size)
     ends = (TokenType.CONTROL, TokenType.USER_DEFINED)
     eos_ids |= {ids[text] for text in _END_TEXTS if text in ids and token_types[ids[text]] in ends}
     eos_token_id = _token_id(metadata, PREFIX + "eos_token_id", vocab_size)
     bos_token_id = _token_id(metadata, PREFIX + "bos_token_id", vocab_size)
-    bos_by_default = model == "llama" or pre in ("llama-bpe", "llama3", "llama-v3")
+    bos_by_default = model == "llama" or pre in _BOS_PRE
     add_bos = _flag(metadata, PREFIX + "add_bos_token", default=bos_by_default)
     if add_bos and bos_token_id is None:
         raise ModelFileError(f"{PREFIX}add_bos_token is true but {PREFIX}bos_token_id is missing")
@@ -120,8 +129,21 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         add_bos=add_bos,
         add_eos=_flag(metadata, PREFIX + "add_eos_token", default=False),
         add_space_prefix=_flag(metadata, PREFIX + "add_space_prefix", default=model == "llama"),
+        prefix_first_only=_text(metadata, OWN_PREFIX + "space_prefix") == "first",
+        lstrip_token_ids=_token_ids(metadata, OWN_PREFIX + "lstrip_token_ids", vocab_size),
+        rstrip_token_ids=_rstrip_token_ids(metadata, tokens, token_types),
         chat_template=_text(metadata, "tokenizer.chat_template"),
     )
+
+
+def _rstrip_token_ids(
+    metadata: Mapping[str, Any], tokens: Sequence[str], token_types: NDArray[np.integer[Any]]
+) -> frozenset[int]:
+    stated = _token_ids(metadata, OWN_PREFIX + "rstrip_token_ids", len(tokens))
+    if stated or metadata.get("general.architecture") != "phi3" or metadata.get(PREFIX + "model") != "llama":
+        return stated
+    added = np.isin(token_types, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED))
+    return frozenset(i for i in np.flatnonzero(added).tolist() if tokens[i] not in _PHI3_KEEPS_BLANKS)
 
 
 def _text(metadata: Mapping[str, Any], key: str, *, required: bool = False) -> str | None:
@@ -172,3 +194,13 @@ def _token_id(metadata: Mapping[str, Any], key: str, vocab_size: int) -> int | N
     if not 0 <= value < vocab_size:
         raise ModelFileError(f"{key} is {value}, outside the vocabulary of {vocab_size}")
     return value
+
+
+def _token_ids(metadata: Mapping[str, Any], key: str, vocab_size: int) -> frozenset[int]:
+    value = metadata.get(key)
+    if value is None:
+        return frozenset()
+    ids = np.asarray(value)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or (ids.size and not 0 <= ids.min() <= ids.max() < vocab_size):
+        raise ModelFileError(f"{key} must be token ids of the vocabulary of {vocab_size}, not {value!r:.60}")
+    return frozenset(ids.tolist())

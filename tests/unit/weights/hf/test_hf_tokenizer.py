@@ -1,0 +1,290 @@
+"""tokenizer.json and its companions as metadata: the same ids as the model file's, and what is not known is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotloop.errors import ModelFileError
+from hotloop.text import sentencepiece
+from hotloop.text.chat_template import ChatTemplate, encode_chat
+from hotloop.text.tokenizer import Tokenizer
+from hotloop.weights.hf.tokenizer import tokenizer_metadata
+from nasty_corpus import nasty_corpus
+from tokenizer_folders import (
+    BYTES,
+    DIGITS,
+    FLAGS,
+    GPT2,
+    SPACE,
+    USER_DEFINED,
+    byte_level_json,
+    sentencepiece_json,
+    small_vocabulary,
+    words,
+    write_folder,
+)
+
+NFC = {"type": "NFC"}
+BYTE_LEVEL: dict[str, dict[str, Any]] = {
+    "gpt-2": byte_level_json(GPT2),
+    "smollm": byte_level_json({"type": "Sequence", "pretokenizers": [DIGITS, GPT2]}),
+    "llama-bpe": byte_level_json(words(r"\p{N}{1,3}"), ignore_merges=True),
+    "dbrx": byte_level_json(words(r"\p{N}{1,3}", "Removed")),
+    "qwen2": {**byte_level_json(words(r"\p{N}")), "normalizer": {"type": "Sequence", "normalizers": [NFC]}},
+}
+
+
+def spm_metadata(prefix: bool) -> dict[str, Any]:
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in small_vocabulary("small_spm").items()}
+    return {**metadata, "tokenizer.ggml.add_space_prefix": prefix}
+
+
+def spm_merges() -> list[tuple[str, str]]:
+    vocabulary = small_vocabulary("small_spm")
+    types = np.asarray(vocabulary["token_type"])
+    tokens = [
+        t.replace(" ", SPACE) if k == USER_DEFINED else t for t, k in zip(vocabulary["tokens"], types, strict=True)
+    ]
+    scores = np.where(types == USER_DEFINED, 0.0, np.asarray(vocabulary["scores"]))
+    return sentencepiece.merges_by_score(tokens, scores, np.isin(types, (1, 4)))
+
+
+def assert_same_ids(ours: Tokenizer, theirs: Tokenizer) -> None:
+    for text in nasty_corpus():
+        for parse_special in (False, True):
+            expected = theirs.encode(text, parse_special=parse_special)
+            assert ours.encode(text, parse_special=parse_special) == expected, repr(text)
+
+
+@pytest.mark.parametrize("pre", BYTE_LEVEL)
+def test_a_byte_level_folder_gives_the_ids_of_the_model_file(tmp_path: Path, pre: str) -> None:
+    config = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}}
+    metadata = tokenizer_metadata(write_folder(tmp_path, BYTE_LEVEL[pre], tokenizer_config=config))
+    expected = {f"tokenizer.ggml.{key}": value for key, value in small_vocabulary("small_bpe").items()}
+    assert metadata["tokenizer.ggml.pre"] == pre
+    for key in ("tokens", "merges", "bos_token_id", "eos_token_id", "add_bos_token", "token_type"):
+        assert np.array_equal(metadata[f"tokenizer.ggml.{key}"], expected[f"tokenizer.ggml.{key}"]), key
+    theirs = Tokenizer.from_metadata({**expected, "tokenizer.ggml.pre": pre})
+    assert_same_ids(Tokenizer.from_metadata(metadata), theirs)
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_a_sentencepiece_folder_gives_the_ids_of_the_model_file(tmp_path: Path, prefix: bool) -> None:
+    folder = write_folder(
+        tmp_path,
+        sentencepiece_json(prefix=prefix, merges=spm_merges()),
+        tokenizer_config={"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True},
+    )
+    metadata = tokenizer_metadata(folder)
+    assert metadata["tokenizer.ggml.model"] == "llama"
+    assert metadata["tokenizer.ggml.tokens"] == small_vocabulary("small_spm")["tokens"]
+    assert metadata["tokenizer.ggml.token_type"].tolist() == small_vocabulary("small_spm")["token_type"]
+    assert_same_ids(Tokenizer.from_metadata(metadata), Tokenizer.from_metadata(spm_metadata(prefix)))
+
+
+def test_a_space_before_the_first_text_only(tmp_path: Path) -> None:  # as Mistral's folders have it
+    metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+    definition = sentencepiece_json(prefix=False, merges=spm_merges(), normalizer=None, pre_tokenizer=metaspace)
+    metadata = tokenizer_metadata(write_folder(tmp_path, definition, tokenizer_config={"bos_token": "<s>"}))
+    first = Tokenizer.from_metadata(metadata)
+    always, never = (Tokenizer.from_metadata(spm_metadata(prefix)) for prefix in (True, False))
+    end = never.encode("<end_of_turn>", add_special=False, parse_special=True)
+    start = always.encode("the", add_special=False)
+    assert start != never.encode("the", add_special=False)
+    assert first.encode("the<end_of_turn>the", add_special=False, parse_special=True) == [
+        *start,
+        *end,
+        *never.encode("the", add_special=False),
+    ]
+    assert first.adds_leading_space
+    template = ChatTemplate("{{ messages[0].content }}<end_of_turn>the", bos_token="", eos_token="")
+    chat = encode_chat(first, template, [{"role": "user", "content": "the"}])
+    assert chat == [*start, *end, *never.encode("the", add_special=False)]
+
+
+def test_tokens_that_take_the_blanks_beside_them(tmp_path: Path) -> None:  # as Phi-3's folders have them
+    definition = byte_level_json()
+    definition["added_tokens"][1]["rstrip"] = True  # <|im_start|>
+    definition["added_tokens"][2]["lstrip"] = True  # <|im_end|>
+    tokenizer = Tokenizer.from_metadata(tokenizer_metadata(write_folder(tmp_path, definition)))
+    plain = tokenizer.encode("hi")
+    assert tokenizer.encode("<|im_start|> \n hi \n<|im_end|>", parse_special=True) == [1, *plain, 2]
+    template = ChatTemplate("<|im_start|>\n{{ messages[0].content }}\n<|im_end|>", bos_token="", eos_token="")
+    assert encode_chat(tokenizer, template, [{"role": "user", "content": " hi"}]) == [1, *plain, 2]
+    blanks = "<|im_start|>" + " " * 10_000
+    assert tokenizer.min_num_tokens(blanks) <= len(tokenizer.encode(blanks, parse_special=True)) == 1
+
+
+def test_the_model_decides_how_many_tokens_there_are(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, byte_level_json())  # 502 tokens, the last two are added ones
+    larger = tokenizer_metadata(folder, 510)
+    assert larger["tokenizer.ggml.tokens"][500:] == [
+        "<tool_call>",
+        "</tool_call>",
+        *(f"[PAD{i}]" for i in range(502, 510)),
+    ]
+    assert larger["tokenizer.ggml.token_type"][502:].tolist() == [5] * 8
+    assert tokenizer_metadata(folder, 501)["tokenizer.ggml.tokens"][-1] == "<tool_call>"
+    with pytest.raises(ModelFileError, match=r"10 tokens beyond the 490 of the model, first '.+' \(id 490\)"):
+        tokenizer_metadata(folder, 490)
+
+
+def test_every_end_of_the_configurations_ends(tmp_path: Path) -> None:
+    folder = write_folder(
+        tmp_path,
+        byte_level_json(),
+        tokenizer_config={"eos_token": "<|im_end|>"},
+        generation_config={"eos_token_id": [2, 7, 8, 9]},
+        config={"eos_token_id": 10, "bos_token_id": 1},
+    )
+    metadata = tokenizer_metadata(folder)
+    ends = [metadata[f"tokenizer.ggml.{key}_token_id"] for key in ("eos", "eot", "eom")]
+    assert ends == [2, 7, 8]
+    assert Tokenizer.from_metadata(metadata).eos_token_ids == {0, 2, 7, 8, 9, 10}
+    assert metadata["tokenizer.ggml.bos_token_id"] == 1
+    assert not metadata["tokenizer.ggml.add_bos_token"]
+
+
+@pytest.mark.parametrize(
+    ("config", "processor", "expected"),
+    [
+        ({"bos_token": "<|im_start|>"}, None, False),
+        ({"bos_token": "<|im_start|>", "add_bos_token": True}, None, True),
+        ({"bos_token": "<|im_start|>"}, "<|im_start|>", True),
+        ({"bos_token": "<|im_start|>", "add_bos_token": False}, "<|im_start|>", False),
+        ({"bos_token": "<|im_start|>"}, "<|endoftext|>", False),
+        ({"bos_token": None, "add_bos_token": True}, None, False),
+    ],
+)
+def test_bos_is_added_as_configured(
+    tmp_path: Path, config: dict[str, Any], processor: str | None, expected: bool
+) -> None:
+    definition = byte_level_json()
+    if processor:
+        parts = [{"SpecialToken": {"id": processor, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+        template = {"type": "TemplateProcessing", "single": parts}
+        definition["post_processor"] = {"type": "Sequence", "processors": [BYTES, template]}
+    metadata = tokenizer_metadata(write_folder(tmp_path, definition, tokenizer_config=config))
+    assert metadata["tokenizer.ggml.add_bos_token"] is expected
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert (tokenizer.encode("a")[0] == 1) is expected
+    assert tokenizer.encode("<|im_start|>a", parse_special=True).count(1) == 1
+
+
+def test_texts_that_look_like_control_tokens_are_such(tmp_path: Path) -> None:  # known fault B97
+    definition = byte_level_json()
+    for token_id, text in ((502, "<|fim_prefix|>"), (503, "<\uff5cUser\uff5c>"), (504, "<think>"), (505, "<end>")):
+        definition["added_tokens"].append({"id": token_id, "content": text, "special": False, **FLAGS})
+    metadata = tokenizer_metadata(write_folder(tmp_path, definition, special_tokens_map={"pad_token": "<end>"}))
+    assert metadata["tokenizer.ggml.token_type"][502:].tolist() == [3, 3, 4, 3]
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert not {502, 503, 505} & set(tokenizer.encode("<|fim_prefix|><\uff5cUser\uff5c><end>"))
+    assert 504 in tokenizer.encode("<think>")
+
+
+def test_added_tokens_of_the_configuration(tmp_path: Path) -> None:
+    decoder = {
+        "2": {"content": "<|im_end|>", "special": True, "rstrip": True},
+        "502": {"content": "<more>", "special": True},
+        "503": {"content": "<tool_call>", "special": True},  # the file has it as 500
+        "1": {"content": "<other>", "special": True},  # the file has another text there
+    }
+    metadata = tokenizer_metadata(
+        write_folder(tmp_path, byte_level_json(), tokenizer_config={"added_tokens_decoder": decoder})
+    )
+    assert metadata["tokenizer.ggml.tokens"][500:] == ["<tool_call>", "</tool_call>", "<more>"]
+    assert metadata["tokenizer.ggml.tokens"][1] == "<|im_start|>"
+    assert metadata["hotloop.tokenizer.rstrip_token_ids"].tolist() == [2]
+
+
+def test_the_chat_template_is_found(tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    folder = write_folder(tmp_path, byte_level_json(), chat_template={"chat_template": "J"})
+    key = "tokenizer.chat_template"
+    assert tokenizer_metadata(folder)[key] == "J"
+    write_folder(folder, None, tokenizer_config={"chat_template": several})
+    assert tokenizer_metadata(folder)[key] == "D"
+    (folder / "chat_template.jinja").write_text("F")
+    assert tokenizer_metadata(folder)[key] == "F"
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "no json": ("{", "tokenizer.json: is not valid JSON"),
+    "not an object": ("[]", "must hold a JSON object"),
+    "deep": ('{"a":' * 200_000, "nested too deeply|not valid JSON"),
+    "a number of 10,000 digits": ('{"a": ' + "9" * 10_000 + "}", "not valid JSON"),
+    "no model": ({}, "its model is None"),
+    "another model": ({"model": {"type": "Unigram"}}, "its model is 'Unigram'; hotloop reads BPE"),
+    "dropout": (byte_level_json(dropout=0.1), "model.dropout is 0.1"),
+    "suffix": (byte_level_json(end_of_word_suffix="</w>"), "model.end_of_word_suffix is '</w>'"),
+    "vocab a list": (byte_level_json(vocab=[1]), r"model.vocab must be .*not \[1\]"),
+    "id a text": (byte_level_json(vocab={"a": "1"}), r"model.vocab\['a'\] must be a token id, not '1'"),
+    "id negative": (byte_level_json(vocab={"a": -1}), "must be a token id, not -1"),
+    "id huge": (byte_level_json(vocab={"a": 2**40}), "must be a token id"),
+    "id twice": (byte_level_json(vocab={"a": 1, "b": 1}), "gives id 1 to 'a' and 'b'"),
+    "no merges": (byte_level_json(merges=[]), "model.merges must be a non-empty list"),
+    "merge of three": (byte_level_json(merges=["a b c"]), r"model.merges\[0\] must be two tokens"),
+    "merge of numbers": (byte_level_json(merges=[[1, 2]]), r"model.merges\[0\] must be two tokens"),
+    "merge with a space": (byte_level_json(merges=[["a ", "b"]]), "holds a space"),
+    "an added token without id": (
+        {**byte_level_json(), "added_tokens": [{"content": "x"}]},
+        r"added_tokens\[0\] needs",
+    ),
+    "an added number": ({**byte_level_json(), "added_tokens": [7]}, r"added_tokens\[0\] must be an object"),
+    "added tokens a text": ({**byte_level_json(), "added_tokens": "x"}, "added_tokens must be a list"),
+    "whole words": (
+        {**byte_level_json(), "added_tokens": [{"id": 1, "content": "x", **FLAGS, "single_word": True}]},
+        "single_word, which hotloop does not implement",
+    ),
+    "unknown words": (
+        byte_level_json({"type": "Whitespace"}),
+        r"none that hotloop has: .*Whitespace.*known are .*gpt-2",
+    ),
+    "unknown regex": (byte_level_json(words(r"\p{N}{1,2}")), r"none that hotloop has.*\{1,2\}"),
+    "unknown digits": (byte_level_json({"type": "Sequence", "pretokenizers": [{"type": "Digits"}, GPT2]}), "none that"),
+    "a normalizer": ({**byte_level_json(), "normalizer": {"type": "Lowercase"}}, "none that hotloop has.*Lowercase"),
+    "merges ignored": (byte_level_json(ignore_merges=True), "none that hotloop has"),
+    "merges of no scores": (
+        sentencepiece_json(prefix=False, merges=spm_merges()[:-200]),
+        "its merges follow from no scores",
+    ),
+    "a merge of no token": (sentencepiece_json(prefix=False, merges=[("t", "\u00fc")]), "makes no token"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_malformed_or_unknown_is_refused(tmp_path: Path, name: str) -> None:
+    definition, message = BROKEN[name]
+    with pytest.raises(ModelFileError, match=message) as error:
+        tokenizer_metadata(write_folder(tmp_path, definition))
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("companions", "message"),
+    [
+        ({"tokenizer_config": "nonsense"}, "tokenizer_config.json: is not valid JSON"),
+        ({"tokenizer_config": {"chat_template": 5}}, "chat_template must be a text, not 5"),
+        ({"tokenizer_config": {"added_tokens_decoder": [1]}}, "added_tokens_decoder must be an object"),
+        ({"tokenizer_config": {"added_tokens_decoder": {"x": {"content": "y"}}}}, r"added_tokens\[0\] needs an id"),
+        ({"generation_config": {"eos_token_id": [2, 600]}}, "eos_token_id 600 is outside the vocabulary of 502"),
+    ],
+)
+def test_malformed_companions_are_refused(tmp_path: Path, companions: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        tokenizer_metadata(write_folder(tmp_path, byte_level_json(), **companions))
+
+
+def test_files_over_the_limit_are_not_read(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, byte_level_json())
+    with (folder / "tokenizer.json").open("r+b") as file:
+        file.truncate(1 << 40)  # a hole: next to nothing on the disk
+    with pytest.raises(ModelFileError, match="has more than 67108864 bytes"):
+        tokenizer_metadata(folder)
+
+
+def test_a_folder_without_a_tokenizer_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"there is no tokenizer\.json; transformers writes one: AutoTokenizer"):
+        tokenizer_metadata(tmp_path)
