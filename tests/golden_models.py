@@ -6,6 +6,7 @@ tools/make_model_goldens.py makes the files; tests/unit/models/test_goldens.py c
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +40,7 @@ class GoldenCase:
 
     @property
     def seed(self) -> int:
-        return 1 + [case.name for case in CASES].index(self.name)
+        return zlib.crc32(self.name.encode())
 
     @property
     def config(self) -> TinyConfig:
@@ -67,6 +68,7 @@ _YARN_BETAS: dict[str, WritableValue] = {
     "rope.scaling.yarn_beta_slow": 2.0,
 }
 _HF_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+_HF_YARN_MSCALE = _HF_YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}
 _HF_LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -95,6 +97,16 @@ def llama3_factors(
         factors.append(1 / ((1 - blend) / factor + blend))
     return tuple(factors)
 
+
+_HF_GEMMA2_CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0}
+_HF_GRANITE = {
+    "embedding_multiplier": 1.5,
+    "residual_multiplier": 0.625,
+    "attention_multiplier": 0.375,
+    "logits_scaling": 1.25,
+}
+_LONG = (1.0, 1.25, 1.5, 2.5, 4.0, 7.5)
+_SHORT = (1.0, 1.0, 1.125, 1.25, 1.375, 1.5)
 
 CASES = (
     GoldenCase("llama-mha", "llama", "LlamaForCausalLM", {"num_kv_heads": 4}),
@@ -141,6 +153,105 @@ CASES = (
         metadata=_LINEAR,
         hf_rope={"rope_type": "linear", "factor": 4.0},
     ),
+    GoldenCase(
+        "llama-yarn-mscale",
+        "llama",
+        "LlamaForCausalLM",
+        metadata=_YARN | {"rope.scaling.yarn_log_multiplier": 0.5, "rope.scaling.yarn_truncate": False},
+        hf_rope=_HF_YARN_MSCALE,
+    ),
+    GoldenCase(
+        # transformers scales for the length of the sequence, which here is the whole context.
+        "llama-dynamic",
+        "llama",
+        "LlamaForCausalLM",
+        {"context_length": NUM_TOKENS},
+        metadata={
+            "rope.scaling.type": "dynamic",
+            "rope.scaling.factor": 2.0,
+            "rope.scaling.original_context_length": 32,
+        },
+        hf_rope={"rope_type": "dynamic", "factor": 2.0},
+        hf_config={"max_position_embeddings": 32},
+    ),
+    GoldenCase(
+        "mistral-head-dim",
+        "llama",
+        "MistralForCausalLM",
+        {"head_dim": 32, "window": 20, "num_kv_heads": 1, "rope_base": 1e6},
+        hf_config={"sliding_window": 20},
+    ),
+    GoldenCase(
+        "gemma2-gqa",
+        "gemma2",
+        "Gemma2ForCausalLM",
+        {"window": 8},
+        hf_config=_HF_GEMMA2_CAPS | {"sliding_window": 8, "query_pre_attn_scalar": 16},
+    ),
+    GoldenCase(
+        "gemma2-mha-scalar",
+        "gemma2",
+        "Gemma2ForCausalLM",
+        {"window": 20, "num_kv_heads": 4, "head_dim": 32},
+        metadata={"attention.scale": 0.25},
+        hf_config=_HF_GEMMA2_CAPS | {"sliding_window": 20, "query_pre_attn_scalar": 16},
+    ),
+    GoldenCase("granite-gqa", "granite", "GraniteForCausalLM", hf_config=_HF_GRANITE),
+    GoldenCase(
+        "granite-mha-bias-tied",
+        "granite",
+        "GraniteForCausalLM",
+        {"num_kv_heads": 4, "qkv_bias": True, "output_bias": True, "tied": True},
+        hf_config=_HF_GRANITE | {"attention_bias": True},
+    ),
+    GoldenCase("smollm3-gqa-tied", "smollm3", "SmolLM3ForCausalLM", {"num_layers": 5, "tied": True}),
+    GoldenCase(
+        "smollm3-mha-yarn",
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        {"num_kv_heads": 4, "qkv_bias": True, "output_bias": True},
+        metadata=_YARN,
+        hf_rope=_HF_YARN,
+        hf_config={"attention_bias": True},
+    ),
+    GoldenCase("phi3-mha", "phi3", "Phi3ForCausalLM"),
+    GoldenCase(
+        # The context is longer than the original one, and so is the prompt: transformers goes by the latter.
+        "phi3-long-gqa-tied",
+        "phi3",
+        "Phi3ForCausalLM",
+        {"num_kv_heads": 2, "tied": True, "head_dim": 16, "long_factors": _LONG, "short_factors": _SHORT},
+        metadata={"rope.scaling.original_context_length": 32, "rope.dimension_count": 12},
+        hf_rope={
+            "rope_type": "longrope",
+            "long_factor": list(_LONG),
+            "short_factor": list(_SHORT),
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 32,
+        },
+        hf_config={"original_max_position_embeddings": 32},
+    ),
+    GoldenCase(
+        "phi3-short-window",
+        "phi3",
+        "Phi3ForCausalLM",
+        {"window": 8, "context_length": 64, "long_factors": _LONG, "short_factors": _SHORT},
+        metadata={
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.attn_factor": 1.25,
+            "rope.dimension_count": 12,
+        },
+        hf_rope={
+            "rope_type": "longrope",
+            "long_factor": list(_LONG),
+            "short_factor": list(_SHORT),
+            "attention_factor": 1.25,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 64,
+        },
+        hf_config={"original_max_position_embeddings": 64, "sliding_window": 8},
+    ),
 )
 
 
@@ -163,6 +274,18 @@ ROPE_CASES = (
     RopeCase("default", 128, 1e6, 32768, {"rope_type": "default"}),
     RopeCase("linear", 128, 10000.0, 16384, {"rope_type": "linear", "factor": 4.0}, _LINEAR),
     RopeCase("llama31", 128, 500000.0, 131072, _LLAMA31, freq_factors=llama3_factors(128, 500000.0, **_LLAMA31)),
+    RopeCase(
+        "llama32-keys",
+        64,
+        500000.0,
+        131072,
+        _LLAMA31 | {"factor": 32.0},
+        {
+            "rope.scaling.type": "llama3",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 8192,
+        },
+    ),
     RopeCase(
         "yarn-qwen",
         128,

@@ -21,7 +21,7 @@ from hotloop.quant.formats import DEQUANTIZABLE_FORMATS, QUANTIZABLE_FORMATS, WE
 from hotloop.weights.gguf_writer import WritableTensor, WritableValue, write_gguf
 from tiny_tokenizer import tokenizer_metadata
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "phi3", "smollm3")
 FORMATS = DEQUANTIZABLE_FORMATS
 
 Floats = NDArray[np.float32]
@@ -29,9 +29,10 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TinyConfig:
-    """Shape of a tiny model. window: gemma3's sliding layers (all layers of a llama model if set).
+    """Shape of a tiny model. window: of gemma's sliding layers (all layers of a llama or phi3 model if set).
 
-    freq_factors: the tensor rope_freqs.weight, [head_dim / 2].
+    freq_factors, long_factors, short_factors: the tensors rope_freqs.weight, rope_factors_long.weight and
+    rope_factors_short.weight, [rotated elements / 2].
     """
 
     architecture: str = "llama"
@@ -49,14 +50,27 @@ class TinyConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     freq_factors: tuple[float, ...] | None = None
+    long_factors: tuple[float, ...] | None = None
+    short_factors: tuple[float, ...] | None = None
 
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {},
     "qwen2": {"qkv_bias": True},
     "qwen3": {"head_dim": 32},
+    "gemma2": {"num_layers": 4, "window": 16, "tied": True},
     "gemma3": {"num_layers": 7, "num_kv_heads": 1, "window": 16, "rope_base": 1e6, "tied": True},
+    "granite": {},
+    "phi3": {"num_kv_heads": 4},
+    "smollm3": {"num_layers": 4},
 }
+# Keys beyond the sizes. Caps and multipliers are such that each shows in the logits.
+_METADATA: Mapping[str, Mapping[str, WritableValue]] = {
+    "gemma2": {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0},
+    "granite": {"embedding_scale": 1.5, "residual_scale": 0.625, "attention.scale": 0.375, "logit_scale": 1.25},
+}
+_GEMMA = ("gemma2", "gemma3")
+_PERMUTED = ("llama", "granite", "smollm3")
 # For K-quants and IQ4_XS, which come in superblocks of 256 columns.
 _SUPERBLOCK_SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512}
 
@@ -121,7 +135,8 @@ def model_metadata(config: TinyConfig) -> dict[str, WritableValue]:
     }
     if config.window is not None:
         metadata[f"{a}.attention.sliding_window"] = config.window
-    return metadata | tokenizer_metadata(config.vocab_size, sentencepiece=a == "gemma3")
+    metadata |= {f"{a}.{key}": value for key, value in _METADATA.get(a, {}).items()}
+    return metadata | tokenizer_metadata(config.vocab_size, sentencepiece=a in _GEMMA)
 
 
 def tensor_shapes(config: TinyConfig) -> dict[str, tuple[int, ...]]:
@@ -143,9 +158,12 @@ def tensor_shapes(config: TinyConfig) -> dict[str, tuple[int, ...]]:
         block |= {"attn_q.bias": (q_size,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
     if config.output_bias:
         block["attn_output.bias"] = (hidden,)
+    if config.architecture == "phi3":
+        del block["attn_q.weight"], block["attn_k.weight"], block["attn_v.weight"], block["ffn_gate.weight"]
+        block |= {"attn_qkv.weight": (q_size + 2 * kv_size, hidden), "ffn_up.weight": (2 * inner, hidden)}
     if config.architecture in ("qwen3", "gemma3"):
         block |= {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
-    if config.architecture == "gemma3":
+    if config.architecture in _GEMMA:
         block |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
@@ -153,19 +171,23 @@ def tensor_shapes(config: TinyConfig) -> dict[str, tuple[int, ...]]:
     shapes["output_norm.weight"] = (hidden,)
     if not config.tied:
         shapes["output.weight"] = (config.vocab_size, hidden)
-    if config.freq_factors is not None:
-        shapes["rope_freqs.weight"] = (len(config.freq_factors),)
-    return shapes
+    return shapes | {name: (len(factors),) for name, factors in rope_tensors(config).items()}
+
+
+def rope_tensors(config: TinyConfig) -> dict[str, tuple[float, ...]]:
+    """The rope tensors of the file."""
+    factors = {"freqs": config.freq_factors, "factors_long": config.long_factors, "factors_short": config.short_factors}
+    return {f"rope_{name}.weight": values for name, values in factors.items() if values is not None}
 
 
 def checkpoint_tensor(config: TinyConfig, seed: int, name: str, shape: tuple[int, ...]) -> Floats:
     """A tensor as the checkpoint has it, that is before a converter permutes q and k: float32 of `shape`.
 
     Matrices keep a unit variance, logits get a standard deviation of 2 to 3; gains lie in 0.75 to 1.25 in
-    steps of 2^-10, so that gemma's checkpoint form (gain - 1) is exact. gemma3's gains are the complete ones.
+    steps of 2^-10, so that gemma's checkpoint form (gain - 1) is exact. gemma's gains are the complete ones.
     """
-    if name == "rope_freqs.weight":
-        return np.array(config.freq_factors, np.float32)
+    if name in rope_tensors(config):
+        return np.array(rope_tensors(config)[name], np.float32)
     noise = _uniform(seed, name, math.prod(shape)).reshape(shape)
     if name.endswith("norm.weight"):
         return ((1 + np.rint(noise * 256) / 1024) * _gain(config, name)).astype(np.float32)
@@ -176,8 +198,8 @@ def checkpoint_tensor(config: TinyConfig, seed: int, name: str, shape: tuple[int
 
 def _gain(config: TinyConfig, name: str) -> float:
     """Gemma's embeddings are tied: blocks must outweigh them, or the model would repeat its input."""
-    if config.architecture == "gemma3" and ("post_" in name or name == "output_norm.weight"):
-        return 2.0
+    if config.architecture in _GEMMA and ("post_" in name or name == "output_norm.weight"):
+        return 4.0 if config.architecture == "gemma2" else 2.0
     return 1.0
 
 
@@ -185,7 +207,7 @@ def _bound(config: TinyConfig, name: str, cols: int) -> float:
     if name == "token_embd.weight" and not config.tied:
         return math.sqrt(3)
     # gemma multiplies its embedding rows by sqrt(hidden_size).
-    head = "token_embd.weight" if config.tied and config.architecture != "gemma3" else "output.weight"
+    head = "token_embd.weight" if config.tied and config.architecture not in _GEMMA else "output.weight"
     return (2.5 if name == head else 1) * math.sqrt(3 / cols)
 
 
@@ -202,9 +224,9 @@ def _tensor_bytes(
     if format not in QUANTIZABLE_FORMATS:
         return _random_superblocks(config, seed, name, shape, format)
     values = checkpoint_tensor(config, seed, name, shape)
-    if config.architecture == "llama" and ".attn_q." in name:
+    if config.architecture in _PERMUTED and ".attn_q." in name:
         values = permute(values, config.num_heads)
-    if config.architecture == "llama" and ".attn_k." in name:
+    if config.architecture in _PERMUTED and ".attn_k." in name:
         values = permute(values, config.num_kv_heads)
     return quantize(format, values)
 
@@ -212,7 +234,7 @@ def _tensor_bytes(
 def permute(rows: Floats, num_heads: int) -> Floats:
     """Reorder q or k rows, head by head, from half-split to adjacent rotated pairs: [heads * head_dim, ...].
 
-    What GGUF converters do to the weights and biases of the llama architecture.
+    What GGUF converters do to the weights and biases of the llama architecture and its relatives.
     """
     heads = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
     return heads.swapaxes(1, 2).reshape(rows.shape)

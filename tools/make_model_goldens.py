@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from golden_models import CASES, COLUMN_STEP, GOLDEN_DIR, ROPE_CASES, GoldenCase  # noqa: E402
-from tiny_models import checkpoint_tensor, tensor_shapes  # noqa: E402
+from tiny_models import checkpoint_tensor, rope_tensors, tensor_shapes  # noqa: E402
 
 NAMES = {
     "attn_q": "self_attn.q_proj",
@@ -41,11 +41,13 @@ NAMES = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
+PHI_NAMES = NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 # In gemma the name post_attention_layernorm means what it says.
 GEMMA_NAMES = NAMES | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
 }
+NAMES_OF = {"gemma2": GEMMA_NAMES, "gemma3": GEMMA_NAMES, "phi3": PHI_NAMES}
 
 
 def golden_logits(case: GoldenCase) -> NDArray[np.float32]:
@@ -53,7 +55,7 @@ def golden_logits(case: GoldenCase) -> NDArray[np.float32]:
     config = case.config
     model_class = getattr(transformers, case.hf_class)
     rope: Any = {"rope_type": "default", "rope_theta": config.rope_base, **case.hf_rope}
-    extra: dict[str, Any] = dict(case.hf_config)
+    extra: dict[str, Any] = {"max_position_embeddings": config.context_length, **case.hf_config}
     if case.architecture == "gemma3":
         local = {"rope_type": "default", "rope_theta": 10000.0}
         rope = {"full_attention": rope, "sliding_attention": local}
@@ -67,7 +69,7 @@ def golden_logits(case: GoldenCase) -> NDArray[np.float32]:
             head_dim=config.head_dim,
             intermediate_size=config.intermediate_size,
             vocab_size=config.vocab_size,
-            max_position_embeddings=config.context_length,
+            pad_token_id=None,
             rms_norm_eps=1e-6,
             rope_parameters=rope,
             tie_word_embeddings=config.tied,
@@ -77,10 +79,10 @@ def golden_logits(case: GoldenCase) -> NDArray[np.float32]:
     ).to(torch.float64)
     state = {}
     for name, shape in tensor_shapes(config).items():
-        if name == "rope_freqs.weight":
+        if name in rope_tensors(config):
             continue
         values = checkpoint_tensor(config, case.seed, name, shape).astype(np.float64)
-        if case.architecture == "gemma3" and name.endswith("norm.weight"):
+        if case.architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values -= 1
         state[_checkpoint_name(case, name)] = torch.from_numpy(values)
     if config.tied:
@@ -92,7 +94,7 @@ def golden_logits(case: GoldenCase) -> NDArray[np.float32]:
 
 
 def _checkpoint_name(case: GoldenCase, name: str) -> str:
-    names = GEMMA_NAMES if case.architecture == "gemma3" else NAMES
+    names = NAMES_OF.get(case.architecture, NAMES)
     stem, _, suffix = name.rpartition(".")
     if not stem.startswith("blk."):
         return f"{names[stem]}.{suffix}"

@@ -139,10 +139,11 @@ void bind_program(nb::module_& m) {
         NormOp op; op.x = x; op.gain = std::move(gain); op.eps = eps; op.residual = residual; op.out = out;
         add(p, std::move(op));
       }, "x"_a, "gain"_a, "eps"_a, "residual"_a, "out"_a)
-      .def("linear", [](Program& p, Input x, MatrixPtr weight, std::optional<VectorPtr> bias, Buffer residual, Buffer out) {
-        LinearOp op; op.x = x; op.weight = std::move(weight); op.bias = bias.value_or(nullptr); op.residual = residual; op.out = out;
+      .def("linear", [](Program& p, Input x, MatrixPtr weight, std::optional<VectorPtr> bias, float scale, Buffer residual, Buffer out) {
+        LinearOp op; op.x = x; op.weight = std::move(weight); op.bias = bias.value_or(nullptr); op.scale = scale;
+        op.residual = residual; op.out = out;
         add(p, std::move(op));
-      }, "x"_a, "weight"_a, "bias"_a.none(), "residual"_a, "out"_a)
+      }, "x"_a, "weight"_a, "bias"_a.none(), "scale"_a, "residual"_a, "out"_a)
       .def("qkv", [](Program& p, Input x, MatrixPtr q, MatrixPtr k, MatrixPtr v,
                      const std::vector<std::optional<VectorPtr>>& vectors, float norm_eps, Buffer rope, int64_t rot_dim,
                      RopeStyle style, const KvLayer& kv, Buffer out) {

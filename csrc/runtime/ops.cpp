@@ -73,10 +73,11 @@ void LinearOp::run(const Step& step, int64_t tile, float*) {
   const int64_t col = block_begin * kRowBlock;
   step.kernels.linear(w, step.activations(x), block_begin, block_end, begin, end, step.row(out, begin) + col, out.stride);
   const int64_t n = std::min(block_end * kRowBlock, w.rows) - col;
-  if (!bias && !residual) return;
+  if (!bias && !residual && scale == 1.0f) return;
   for (int64_t t = begin; t < end; ++t) {
     float* y = step.row(out, t) + col;
     if (bias) step.kernels.add(y, bias->data() + col, n, y);
+    if (scale != 1.0f) step.kernels.scale(y, n, scale);
     if (residual) step.kernels.add(y, step.row(residual, t) + col, n, y);
   }
 }

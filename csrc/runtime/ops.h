@@ -78,10 +78,12 @@ struct NormOp final : Op {
   int64_t scratch_floats() const override { return x.stride; }
 };
 
+// ((x W^T + bias) * scale) + residual, each operation rounded.
 struct LinearOp final : Op {
   Input x;
   MatrixPtr weight;
   VectorPtr bias;
+  float scale;
   Buffer residual, out;
   const char* name() const override { return "linear"; }
   int64_t tiles(const Step& step) const override;

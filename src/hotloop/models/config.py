@@ -6,50 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hotloop.kv_cache.layout import KVGroup
-from hotloop.ops.protocol import Activation, Rope, RopeStyle
-from hotloop.ops.rope import RopeScaling, rope_frequencies, yarn_attention_factor
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding as a model file describes it; `rope` turns it into frequencies.
-
-    dim: rotated elements of a head, even; the rest pass unchanged. original_context: tokens.
-    attention_factor: on top of what YaRN itself prescribes. freq_factors: one divisor per pair.
-    """
-
-    style: RopeStyle
-    dim: int
-    base: float
-    scaling: RopeScaling = "none"
-    factor: float = 1.0
-    original_context: int = 0
-    attention_factor: float = 1.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    freq_factors: tuple[float, ...] | None = None
-
-    def rope(self) -> Rope:
-        """The frequencies with all scaling applied."""
-        yarn = yarn_attention_factor(self.factor) if self.scaling == "yarn" else 1.0
-        frequencies = rope_frequencies(
-            self.dim,
-            self.base,
-            scaling=self.scaling,
-            factor=self.factor,
-            original_context=self.original_context,
-            beta_fast=self.beta_fast,
-            beta_slow=self.beta_slow,
-            freq_factors=self.freq_factors,
-        )
-        return Rope(frequencies, self.style, self.attention_factor * yarn)
+from hotloop.models.rope import RopeConfig
+from hotloop.ops.protocol import Activation
 
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
     """What differs between the layers of a model.
 
-    rope: None for no rotation. window: tokens a query sees, itself included; None: all.
+    rope: None where positions are not encoded. window: tokens a query sees, itself included; None: all.
     """
 
     rope: RopeConfig | None
@@ -61,7 +26,8 @@ class ModelConfig:
     """A dense decoder. Lengths in elements, context_length in tokens.
 
     attention_scale: factor of q . k. attention_softcap, final_softcap: cap of the scores and of the logits,
-    0 for none. embedding_scale: factor of the embedding rows. tied_embeddings: logits use token_embd.
+    0 for none. embedding_scale, residual_scale, logits_scale: factors of the embedding rows, of what a layer's
+    halves add, and of the logits. tied_embeddings: logits use token_embd.
     qkv_bias, attention_output_bias: which biases the layers have. qk_norm: whether q and k are normed, head by head or
     over the whole row. fused_qkv: q, k and v are one tensor, in this order. fused_gate_up: so are gate and up.
     """
@@ -80,6 +46,8 @@ class ModelConfig:
     layers: tuple[LayerConfig, ...]
     tied_embeddings: bool
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
     attention_softcap: float = 0.0
     final_softcap: float = 0.0
     qkv_bias: bool = False

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 
-from hotloop.errors import ModelFileError
-from hotloop.models.config import LayerConfig, ModelConfig, RopeConfig, kv_groups
+from hotloop.models.config import LayerConfig, ModelConfig, kv_groups
 from hotloop.models.metadata import ArchMetadata
+from hotloop.models.rope import RopeConfig, read_rope
 from hotloop.ops.protocol import QKV, Activation, Matrix, Ops, Plan, RopeStyle, Value, Vector, Weights
-from hotloop.ops.rope import RopeScaling
-from hotloop.weights.model_file import ModelFile
 
 Output = Literal["logits", "hidden_states"]
 
 _HEAD_DIM_STEP = 16  # lanes of a float reduction: kernels take whole vectors of a head
-
-_SCALINGS: Mapping[str, RopeScaling] = {"none": "none", "linear": "linear", "yarn": "yarn"}
 
 
 def read_dense_config(
@@ -37,7 +32,7 @@ def read_dense_config(
 ) -> ModelConfig:
     """Read the keys that all dense decoders have; every layer gets the same rope, and full attention.
 
-    rope_factors: whether the architecture knows the tensor rope_freqs.weight.
+    rope_factors: whether the architecture knows tensors of rope factors.
     Raises: ModelFileError naming the key that is missing, malformed or not implemented.
     """
     num_layers = meta.size("block_count")
@@ -59,6 +54,7 @@ def read_dense_config(
     if meta.size("attention.value_length", head_dim) != head_dim:
         raise meta.error("attention.value_length", f"must equal the key length {head_dim}; others are unsupported")
     context_length = meta.size("context_length")
+    rope = read_rope(meta, rope_style, head_dim, context_length, tensors=rope_factors)
     embedding = meta.file.tensors.get("token_embd.weight")
     return ModelConfig(
         architecture=meta.architecture,
@@ -72,7 +68,7 @@ def read_dense_config(
         norm_eps=meta.number("attention.layer_norm_rms_epsilon"),
         attention_scale=meta.number("attention.scale", as_float32(1 / math.sqrt(head_dim))),
         activation=activation,
-        layers=(LayerConfig(_read_rope(meta, rope_style, head_dim, context_length, rope_factors)),) * num_layers,
+        layers=(LayerConfig(rope),) * num_layers,
         tied_embeddings="output.weight" not in meta.file.tensors,
         qkv_bias=qkv_bias,
         attention_output_bias=attention_output_bias,
@@ -85,51 +81,6 @@ def read_dense_config(
 def as_float32(value: float) -> float:
     """The nearest float32: model constants are float32 wherever they are computed."""
     return float(np.float32(value))
-
-
-def _read_rope(meta: ArchMetadata, style: RopeStyle, head_dim: int, context_length: int, factors: bool) -> RopeConfig:
-    dim = meta.size("rope.dimension_count", head_dim)
-    if dim > head_dim or dim % 2:
-        raise meta.error("rope.dimension_count", f"must be even and at most the head_dim {head_dim}, but is {dim}")
-    base = meta.number("rope.freq_base", 10000.0)
-    if base <= 1:
-        raise meta.error("rope.freq_base", f"must be greater than 1, but is {base}")
-    # A file with a factor and no type is from before there were types: linear was all there was.
-    legacy_factor = meta.number("rope.scale_linear", 1.0)
-    factor = meta.number("rope.scaling.factor", legacy_factor)
-    scaling = meta.text("rope.scaling.type", "linear" if factor != 1.0 else "none")
-    if scaling not in _SCALINGS:
-        raise meta.error("rope.scaling.type", f"is {scaling!r:.40}; hotloop implements {', '.join(_SCALINGS)}")
-    beta_fast = meta.number("rope.scaling.yarn_beta_fast", 32.0)
-    beta_slow = meta.number("rope.scaling.yarn_beta_slow", 1.0)
-    return RopeConfig(
-        style=style,
-        dim=dim,
-        base=base,
-        scaling=_SCALINGS[scaling],
-        factor=factor if scaling != "none" else 1.0,
-        original_context=meta.size("rope.scaling.original_context_length", context_length),
-        attention_factor=meta.number("rope.scaling.attn_factor", 1.0),
-        beta_fast=beta_fast,
-        beta_slow=beta_slow,
-        freq_factors=_read_rope_factors(meta.file, dim) if factors else None,
-    )
-
-
-def _read_rope_factors(model_file: ModelFile, dim: int) -> tuple[float, ...] | None:
-    """The tensor rope_freqs.weight, float32 [dim / 2], if the file has it."""
-    name = "rope_freqs.weight"
-    tensor = model_file.tensors.get(name)
-    if tensor is None:
-        return None
-    if tensor.format != "F32" or tensor.shape != (dim // 2,):
-        raise ModelFileError(
-            f"{model_file.path}: tensor {name} must be F32 [{dim // 2}], but is {tensor.format} {list(tensor.shape)}"
-        )
-    factors = model_file.read(name).view("<f4")
-    if not (np.isfinite(factors) & (factors > 0)).all():
-        raise ModelFileError(f"{model_file.path}: tensor {name} must hold finite numbers greater than 0")
-    return tuple(factors.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,25 +150,27 @@ def qkv_weights(weights: Weights, config: ModelConfig, layer: int) -> QKV:
 def attention_half(
     ops: Ops, h: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan, residual: Value | None = None
 ) -> Value:
-    """The output projection of attention over h, plus `residual`: [T, hidden]."""
+    """The output projection of attention over h, times residual_scale, plus `residual`: [T, hidden]."""
     blk, hidden, heads = f"blk.{layer}.", config.hidden_size, config.num_heads * config.head_dim
     q = ops.qkv(h, qkv_weights(weights, config, layer), plan.rope, layer)
     a = ops.attention(q, plan.attention, layer, scale=config.attention_scale, softcap=config.attention_softcap)
     bias = weights.vector(blk + "attn_output.bias", hidden) if config.attention_output_bias else None
-    return ops.linear(a, weights.matrix(blk + "attn_output.weight", hidden, heads), bias=bias, residual=residual)
+    output = weights.matrix(blk + "attn_output.weight", hidden, heads)
+    return ops.linear(a, output, bias=bias, scale=config.residual_scale, residual=residual)
 
 
 def feed_forward_half(
     ops: Ops, h: Value, weights: Weights, config: ModelConfig, layer: int, residual: Value | None = None
 ) -> Value:
-    """down(act(gate(h)) * up(h)), plus `residual`: [T, hidden]."""
+    """down(act(gate(h)) * up(h)), times residual_scale, plus `residual`: [T, hidden]."""
     blk, hidden, inner = f"blk.{layer}.", config.hidden_size, config.intermediate_size
     if config.fused_gate_up:
         gate, up = (weights.matrix(blk + "ffn_up.weight", inner, hidden, start) for start in (0, inner))
     else:
         gate, up = (weights.matrix(f"{blk}ffn_{part}.weight", inner, hidden) for part in ("gate", "up"))
     g = ops.gate_up(h, gate, up, config.activation)
-    return ops.linear(g, weights.matrix(blk + "ffn_down.weight", hidden, inner), residual=residual)
+    down = weights.matrix(blk + "ffn_down.weight", hidden, inner)
+    return ops.linear(g, down, scale=config.residual_scale, residual=residual)
 
 
 def layer_norm(
@@ -259,7 +212,8 @@ def finish(ops: Ops, x: Value, weights: Weights, config: ModelConfig, output: Ou
         return ops.norm(x, gain, config.norm_eps)
     x = ops.norm(ops.select_logits_rows(x), gain, config.norm_eps)
     name = "token_embd.weight" if config.tied_embeddings else "output.weight"
-    logits = ops.linear(x, weights.matrix(name, config.vocab_size, config.hidden_size))
+    head = weights.matrix(name, config.vocab_size, config.hidden_size)
+    logits = ops.linear(x, head, scale=config.logits_scale)
     return ops.softcap(logits, config.final_softcap) if config.final_softcap else logits
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hotloop.models.config import LayerConfig, ModelConfig, RopeConfig
+from hotloop.models.config import LayerConfig, ModelConfig
 from hotloop.models.dense import as_float32, read_dense_config, sandwich_forward
 from hotloop.models.metadata import ArchMetadata
+from hotloop.models.rope import RopeConfig
 from hotloop.models.tensors import sandwich_shapes
+from hotloop.models.windows import read_sliding_layers, read_window
 
 # Files with the vision tower in them are served as text models.
 HARMLESS_PREFIXES = ("vision.", "mm.")
@@ -48,14 +50,11 @@ def read_config(meta: ArchMetadata) -> ModelConfig:
 def _read_layers(meta: ArchMetadata, config: ModelConfig, local_base: float) -> tuple[LayerConfig, ...]:
     full = config.layers[0]
     assert full.rope is not None
-    if not meta.has("attention.sliding_window"):
+    window = read_window(meta)
+    if window is None:
         return config.layers
-    window = meta.size("attention.sliding_window")
     local_rope = RopeConfig(style=full.rope.style, dim=full.rope.dim, base=local_base)
-    sliding = meta.flags("attention.sliding_window_pattern", config.num_layers)
-    if sliding is None:
-        period = meta.size("attention.sliding_window_pattern", 6)
-        sliding = tuple(i % period < period - 1 for i in range(config.num_layers))
+    sliding = read_sliding_layers(meta, config.num_layers, period=6)
     return tuple(LayerConfig(local_rope, window) if slides else full for slides in sliding)
 
 

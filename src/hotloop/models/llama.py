@@ -1,7 +1,7 @@
 """Llama, and the many models in its form (Mistral, SmolLM, ...).
 
 Pre-norm blocks, grouped-query attention, SwiGLU. Rotated pairs are adjacent: GGUF converters permute the
-rows of q and k of this architecture, and of this one only. Llama 3 scales its rope by the tensor
+rows of q and k of this architecture and its relatives (granite, smollm3). Llama 3 scales its rope by the tensor
 rope_freqs.weight. Biases of the attention projections are optional; a sliding window, where a file has one,
 is every layer's.
 """
@@ -14,6 +14,7 @@ from hotloop.models.config import ModelConfig
 from hotloop.models.dense import pre_norm_forward, read_dense_config
 from hotloop.models.metadata import ArchMetadata
 from hotloop.models.tensors import dense_shapes
+from hotloop.models.windows import read_window
 
 HARMLESS_PREFIXES: tuple[str, ...] = ()
 
@@ -27,9 +28,7 @@ def read_config(meta: ArchMetadata) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in tensors,
         attention_output_bias="blk.0.attn_output.bias" in tensors,
     )
-    if not meta.has("attention.sliding_window"):
-        return config
-    window = meta.size("attention.sliding_window")
+    window = read_window(meta)
     return replace(config, layers=tuple(replace(layer, window=window) for layer in config.layers))
 
 

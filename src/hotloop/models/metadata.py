@@ -27,7 +27,6 @@ _INERT: Mapping[str, MetadataValue] = {
     "logit_scale": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
     "rope.scaling.yarn_attn_factor": 1.0,
-    "rope.scaling.yarn_log_multiplier": 0.0,
 }
 
 
@@ -42,12 +41,12 @@ class ArchMetadata:
     def has(self, name: str) -> bool:
         return self._key(name) in self.file.metadata
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer below 2^31. Raises ModelFileError if it is anything else, or missing."""
+    def size(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """An integer from `least` to 2^31 - 1. Raises ModelFileError if it is anything else, or missing."""
         key = self._key(name)
         value = self.file.get_int(key) if default is None else self.file.get_int(key, default)
-        if not 0 < value < 2**31:
-            raise self.error(name, f"must be from 1 to 2^31 - 1, but is {value}")
+        if not least <= value < 2**31:
+            raise self.error(name, f"must be from {least} to 2^31 - 1, but is {value}")
         return value
 
     def number(self, name: str, default: float | None = None, *, positive: bool = True) -> float:
@@ -60,6 +59,9 @@ class ArchMetadata:
 
     def text(self, name: str, default: str) -> str:
         return self.file.get_str(self._key(name), default)
+
+    def flag(self, name: str, default: bool) -> bool:
+        return self.file.get_bool(self._key(name), default)
 
     def flags(self, name: str, count: int) -> tuple[bool, ...] | None:
         """An array of `count` booleans, or None where the key is missing or holds a single number."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hotloop.errors import ModelFileError
-from hotloop.models import gemma3, llama, qwen2, qwen3
+from hotloop.models import gemma2, gemma3, granite, llama, phi3, qwen2, qwen3, smollm3
 from hotloop.models.config import ModelConfig
 from hotloop.models.dense import Output
 from hotloop.models.metadata import ArchMetadata
@@ -60,7 +60,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     module.__name__.rpartition(".")[2]: Architecture(
         module.read_config, module.tensor_shapes, module.forward, module.HARMLESS_PREFIXES
     )
-    for module in (llama, qwen2, qwen3, gemma3)
+    for module in (llama, qwen2, qwen3, gemma2, gemma3, granite, phi3, smollm3)
 }
 
 

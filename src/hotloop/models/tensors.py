@@ -62,8 +62,8 @@ def model_shapes(config: ModelConfig, norms: TensorShapes) -> dict[str, tuple[in
     shapes["output_norm.weight"] = (hidden,)
     if not config.tied_embeddings:
         shapes["output.weight"] = (config.vocab_size, hidden)
-    if (rope := config.layers[0].rope) and rope.freq_factors:
-        shapes["rope_freqs.weight"] = (len(rope.freq_factors),)
+    for rope in {layer.rope for layer in config.layers if layer.rope is not None}:
+        shapes |= dict.fromkeys(rope.tensors, (rope.dim // 2,))
     return shapes
 
 

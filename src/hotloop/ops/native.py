@@ -221,11 +221,14 @@ class NativeOps:
         weight: _native.WeightMatrix,
         *,
         bias: _native.WeightVector | None = None,
+        scale: float = 1.0,
         residual: NativeValue | None = None,
     ) -> NativeValue:
         source = self._input(x, weight)
         out = self._value(weight.rows, x.extent)
-        self._launch(lambda: self._program.linear(source(), weight, bias, self._buffer(residual), self._buffer(out)))
+        self._launch(
+            lambda: self._program.linear(source(), weight, bias, scale, self._buffer(residual), self._buffer(out))
+        )
         if residual is not None:
             self._use(residual, "f32")
         self._use(out, "f32", writes=True)

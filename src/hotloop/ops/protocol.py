@@ -86,8 +86,16 @@ class Ops(Protocol):
     def attention(self, q: Value, plan: Plan, layer: int, *, scale: float, softcap: float = 0.0) -> Value:
         """Attention of q over the layer's KV cache, causal, within the group's window: [T, num_heads * head_dim]."""
 
-    def linear(self, x: Value, weight: Matrix, *, bias: Vector | None = None, residual: Value | None = None) -> Value:
-        """x @ weight.T (+ bias) (+ residual): [T, rows]."""
+    def linear(
+        self,
+        x: Value,
+        weight: Matrix,
+        *,
+        bias: Vector | None = None,
+        scale: float = 1.0,
+        residual: Value | None = None,
+    ) -> Value:
+        """(x @ weight.T (+ bias)) * ``scale`` (+ residual): [T, rows]. ``scale`` is a float32."""
 
     def gate_up(self, x: Value, gate: Matrix, up: Matrix, activation: Activation) -> Value:
         """activation(x @ gate.T) * (x @ up.T): [T, intermediate]."""

@@ -249,11 +249,14 @@ class ReferenceOps:
         weight: ReferenceMatrix,
         *,
         bias: Floats | None = None,
+        scale: float = 1.0,
         residual: Floats | None = None,
     ) -> Floats:
         y = self._project(x, weight)
         if bias is not None:
             y = self._round(y.astype(np.float64) + bias)
+        if scale != 1.0:
+            y = self._round(y.astype(np.float64) * scale)
         return y if residual is None else self._round(y.astype(np.float64) + residual)
 
     def gate_up(self, x: Floats, gate: ReferenceMatrix, up: ReferenceMatrix, activation: Activation) -> Floats:

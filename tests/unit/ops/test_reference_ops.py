@@ -68,6 +68,13 @@ def test_bias_and_residual_are_added() -> None:
     np.testing.assert_array_equal(both, plain + bias + residual)
 
 
+def test_a_scale_multiplies_what_the_residual_is_added_to() -> None:
+    x, weight, bias, residual = random(3, 32), matrix(random(4, 32)), random(4), random(3, 4)
+    plain = ops_at().linear(x, weight, bias=bias)
+    scaled = ops_at().linear(x, weight, bias=bias, scale=0.75, residual=residual)
+    np.testing.assert_array_equal(scaled, np.float32(0.75) * plain + residual)
+
+
 def test_a_matrix_that_is_not_kept_has_the_same_values() -> None:
     values = random(40, 64)
     kept, passing = (ReferenceMatrix("Q8_0", quantize("Q8_0", values), (40, 64), keep=keep) for keep in (True, False))

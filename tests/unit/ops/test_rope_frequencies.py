@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from golden_models import GOLDEN_DIR, ROPE_CASES, RopeCase
 from hotloop.models.registry import load_model_spec
 from hotloop.ops.protocol import Rope
-from hotloop.ops.rope import rope_frequencies, yarn_attention_factor
+from hotloop.ops.rope import RopeScaling, rope_frequencies, yarn_attention_factor
 from hotloop.weights.gguf import GGUFFile
 from tiny_models import write_tiny_model
 
@@ -30,7 +30,9 @@ def rope_of(case: RopeCase, path: Path) -> Rope:
         num_layers=1,
     )
     with GGUFFile.open(path) as gguf:
-        return load_model_spec(gguf).config.layers[0].rope.rope()
+        rope = load_model_spec(gguf).config.layers[0].rope
+        assert rope is not None
+        return rope.rope()
 
 
 @pytest.mark.parametrize("case", ROPE_CASES, ids=lambda case: case.name)
@@ -63,7 +65,8 @@ def test_frequencies_are_correctly_rounded() -> None:
 
 def test_every_scaling_of_factor_one_is_none() -> None:
     plain = rope_frequencies(64, 10000.0)
-    for scaling in ("linear", "yarn"):
+    scalings: tuple[RopeScaling, ...] = ("linear", "ntk", "yarn")
+    for scaling in scalings:
         scaled = rope_frequencies(64, 10000.0, scaling=scaling, factor=1.0, original_context=4096)
         np.testing.assert_array_equal(scaled, plain)
     assert yarn_attention_factor(1.0) == 1.0
