@@ -94,6 +94,7 @@ class FakeRunner:
     isa = "scalar"
     vocab_size = VOCAB_SIZE
     weight_bytes_per_step = 0
+    max_draft_tokens = 32
 
     def __init__(
         self, layout: KVLayout, num_blocks: int, *, max_num_seqs: int = 32, max_tokens: int = 64, max_model_len: int = 1000

@@ -33,6 +33,7 @@ class FakeRunner:
     max_tokens = 512
     max_model_len = 4096
     weight_bytes_per_step = 0
+    max_draft_tokens = 32
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
         self.isa = choose_kernel_set("")

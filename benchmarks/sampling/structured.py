@@ -211,7 +211,8 @@ def run_masks(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]) ->
             if token_id in llm.tokenizer.eos_token_ids:
                 break
             begin_s = time.perf_counter()
-            constraint.fill_mask(mask, ids[:i])
+            constraint.sync(ids[:i])
+            constraint.fill_mask(mask)
             filled_s = time.perf_counter()
             constraint.push(token_id)
             pushes_us.append((time.perf_counter() - filled_s) * 1e6)

@@ -11,6 +11,7 @@ from hotloop.machine import default_num_threads
 
 KVDtype = Literal["f32", "f16", "bf16", "int8"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+Speculation = Literal["none", "forced"]  # where draft tokens come from
 ActivationDtype = Literal["int8", "f32"]  # how linear ops with quantized weights see their input
 
 
@@ -21,9 +22,10 @@ class EngineConfig:
     decode; the fewer, the less a long prompt makes others wait and the longer it takes itself; None is no limit of its own
     (`AsyncLLM` has 16 then). block_size: tokens of a KV block. kv_cache_memory_bytes: of the KV pool; None is room for
     max_num_seqs requests of max_model_len, at most half of the free memory. enable_prefix_caching: prompts that begin alike
-    share blocks. scheduling_policy: who runs first, by arrival or by (priority, arrival). threads: None for the physical
-    cores this process may use. isa: kernel set, "" for the best (or $HOTLOOP_ISA). activations: "f32" is a test mode that
-    skips activation quantization.
+    share blocks. scheduling_policy: who runs first, by arrival or by (priority, arrival). speculation: "forced" verifies in
+    one step tokens that the form of an answer leaves no choice about. threads: None for the physical cores this process may
+    use. isa: kernel set, "" for the best (or $HOTLOOP_ISA). activations: "f32" is a test mode that skips activation
+    quantization.
 
     Raises: InvalidRequestError naming the field and the allowed values.
     """
@@ -37,6 +39,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
     scheduling_policy: SchedulingPolicy = "fcfs"
+    speculation: Speculation = "forced"
     threads: int | None = None
     isa: str = field(default_factory=lambda: os.environ.get("HOTLOOP_ISA", ""))
     activations: ActivationDtype = "int8"
@@ -59,6 +62,7 @@ class EngineConfig:
         for name, allowed in (
             ("kv_dtype", get_args(KVDtype)),
             ("scheduling_policy", get_args(SchedulingPolicy)),
+            ("speculation", get_args(Speculation)),
             ("activations", get_args(ActivationDtype)),
         ):
             if getattr(self, name) not in allowed:

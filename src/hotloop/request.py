@@ -58,6 +58,7 @@ class Request:
     mirostat_mu: float | None = None  # of the next token, once one was drawn with mirostat
     num_scored_tokens: int = 0  # of the prompt, those whose logits have been seen for prompt_logprobs
     thinking: Thinking | None = None  # of a conversation whose answers may think
+    draft_token_ids: list[int] = field(default_factory=list)  # what may come next, for one step to verify
 
     @property
     def wants_scores(self) -> bool:
@@ -74,12 +75,13 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     def token_ids(self, begin: int, end: int) -> list[int]:
-        """Tokens at positions [begin, end) of prompt + output."""
-        num_prompt = len(self.prompt_token_ids)
-        return (
+        """Tokens at positions [begin, end) of prompt + output + drafts."""
+        num_prompt, num_tokens = len(self.prompt_token_ids), self.num_tokens
+        tokens = (
             self.prompt_token_ids[begin:end]
             + self.output_token_ids[max(0, begin - num_prompt) : max(0, end - num_prompt)]
         )
+        return tokens + self.draft_token_ids[max(0, begin - num_tokens) : end - num_tokens] if end > num_tokens else tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,11 @@ class Timeline(NamedTuple):
     decode_kv_bytes: int  # KV bytes that its decode steps read
     num_prefix_hit_tokens: int
     num_preemptions: int
-    previous_token_s: float = 0.0  # of the token before the latest; 0 at the first
+    previous_token_s: float = 0.0  # of the step before that emitted tokens; 0 at the first
     recovery_s: float = 0.0
+    num_decode_steps: int = 0  # steps after the first that emitted tokens
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class TokenDelta(NamedTuple):

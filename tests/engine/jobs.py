@@ -10,7 +10,7 @@ from hotloop.request import CompletionOutput
 
 Job = tuple[list[int], SamplingParams]
 
-ALONE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "threads": 1}
+ALONE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "threads": 1, "speculation": "none"}
 NUM_JOBS = 32
 
 SCHEMA = StructuredOutputsParams(
@@ -76,3 +76,5 @@ class Exercised:
         self.mixed_steps = int(((steps[:, 7] > 0) & (steps[:, 8] > 0)).sum())
         self.preemptions = int(steps[:, 10].sum())
         self.prefill_tokens = int(steps[:, 7].sum())
+        self.draft_tokens = int(steps[:, 11].sum())
+        self.accepted_tokens = int(steps[:, 12].sum())

@@ -164,7 +164,7 @@ def test_a_step_that_breaks_the_books_ends_all_and_the_engine_lives_on(
     core.add([request("a"), request("bb")])
     core.step()
     with monkeypatch.context() as patch:
-        patch.setattr(core.scheduler, "schedule", lambda now_s: 1 / 0)
+        patch.setattr(core.scheduler, "schedule", lambda *_: 1 / 0)
         deltas = core.step()
     assert [(d.request_id, d.error) for d in deltas] == [(i, "ZeroDivisionError: division by zero") for i in ("a", "bb")]
     assert not core.has_work

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -204,14 +204,14 @@ def test_long_prompts_that_are_cached(tmp_path: Path, arch: str) -> None:  # kno
     assert output.num_cached_tokens < hits[1]
 
 
-def preempting(scheduler: Scheduler, step: Iterator[int], at: int, victim: int) -> Callable[[float], SchedulerOutput]:
+def preempting(scheduler: Scheduler, step: Iterator[int], at: int, victim: int) -> Callable[..., SchedulerOutput]:
     """``scheduler.schedule`` that first preempts the ``victim``-th running request, in step ``at``."""
     schedule = scheduler.schedule
 
-    def schedule_after_a_preemption(now_s: float) -> SchedulerOutput:
+    def schedule_after_a_preemption(*args: Any) -> SchedulerOutput:
         if next(step) == at and len(scheduler._running) > victim:
             scheduler._preempt(scheduler._running[victim])
-        return schedule(now_s)
+        return schedule(*args)
 
     return schedule_after_a_preemption
 

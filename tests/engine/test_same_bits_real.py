@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,12 +32,12 @@ def test_real_models(name: str, model_path: Callable[[str], Path], monkeypatch: 
     schedule = core.scheduler.schedule
     preempted = 0
 
-    def preempt_every_third_step(now_s: float) -> SchedulerOutput:
+    def preempt_every_third_step(*args: Any) -> SchedulerOutput:
         nonlocal preempted
         if core.steps.num_steps % 3 == 2 and core.scheduler._running:
             core.scheduler._preempt(core.scheduler._running[-1])
             preempted += 1
-        return schedule(now_s)
+        return schedule(*args)
 
     monkeypatch.setattr(core.scheduler, "schedule", preempt_every_third_step)
     assert answers(llm, jobs[::-1]) == expected[::-1]

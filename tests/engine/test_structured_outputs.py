@@ -267,7 +267,7 @@ def test_masks_of_an_interrupted_step_are_made_again(
     compiler.go.set()
     core.add([request("form", structured_outputs=SCHEMA, max_tokens=40)])
     expected = [i for delta in run(core)["form"] for i in delta.token_ids]
-    forward, draw = core.runner.forward, core._draw
+    forward, draw = core.runner.forward, core._drawer.finish
     calls = [0]
 
     def interrupted(what: Any) -> Any:
@@ -281,7 +281,7 @@ def test_masks_of_an_interrupted_step_are_made_again(
         return call
 
     monkeypatch.setattr(core.runner, "forward", interrupted(forward))
-    monkeypatch.setattr(core, "_draw", interrupted(draw))
+    monkeypatch.setattr(core._drawer, "finish", interrupted(draw))
     core.add([request("form", structured_outputs=SCHEMA, max_tokens=40)])
     tokens: list[int] = []
     interrupts = 0

@@ -32,8 +32,9 @@ ALLOWED: dict[str, set[str]] = {
     "sampling": PLAIN | {"_native"},
     "text": PLAIN,
     "telemetry": PLAIN | {"models", "weights", "_native"},
+    "spec_decode": PLAIN | {"sampling"},
     "engine": PLAIN
-    | {"kv_cache", "models", "ops", "sampling", "scheduler", "telemetry", "text", "weights", "_native"},
+    | {"kv_cache", "models", "ops", "sampling", "scheduler", "spec_decode", "telemetry", "text", "weights", "_native"},
     "bench": PLAIN | {"engine", "kv_cache", "models", "ops", "quant", "telemetry", "weights", "_native"},
     "server": PLAIN | {"engine", "telemetry", "text"},
     "cli": PLAIN | {"bench", "engine", "server", "kv_cache", "models", "telemetry", "text", "weights", "_native"},

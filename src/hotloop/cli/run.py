@@ -122,11 +122,13 @@ def _print_figures(llm: LLM, output: RequestOutput, *, stats: bool, suggest: boo
     # Measured now, next to the run: on a shared machine an old ceiling says little.
     ceiling = measure_read_bandwidth(llm.num_threads).read_bandwidth_bytes_per_s
     bytes_per_step = timings["weight_bytes_per_step"] + timings["kv_bytes_per_step"]
-    read_bytes_per_s = bytes_per_step * timings["decode_tokens_per_s"]
+    read_bytes_per_s = bytes_per_step * timings["decode_steps"] / timings["decode_s"] if timings["decode_s"] else 0.0
     if stats:
+        drafts = f"{timings['accepted_tokens']} of {timings['draft_tokens']} drafts accepted, "
+        drafts = drafts if timings["draft_tokens"] else ""
         print(
             f"{len(output.prompt_token_ids)} prompt tokens, {len(output.outputs[0].token_ids)} output tokens, "
-            f"TTFT {timings['ttft_s']:.3f} s, {timings['decode_tokens_per_s']:.1f} tokens/s, "
+            f"TTFT {timings['ttft_s']:.3f} s, {timings['decode_tokens_per_s']:.1f} tokens/s, {drafts}"
             f"{read_bytes_per_s / 1e9:.1f} GB/s read, {read_bytes_per_s / ceiling:.0%} of this machine's "
             f"{ceiling / 1e9:.1f} GB/s; seed {output.seed}",
             file=sys.stderr,

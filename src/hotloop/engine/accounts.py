@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hotloop.kv_cache.layout import KVLayout
 from hotloop.request import FinishReason, Request, RequestId, TokenDelta, TokenLogprobs
+from hotloop.sampling.constraint import Constraint
 from hotloop.sampling.draw import Draw
-from hotloop.sampling.grammar import Constraint
 from hotloop.sampling.state import SamplerState
 from hotloop.scheduler.output import SchedulerOutput
 from hotloop.telemetry.timings import RequestClock
@@ -17,13 +18,33 @@ from hotloop.telemetry.timings import RequestClock
 @dataclass(slots=True, eq=False)
 class Live:
     """What the core holds of a request beside its blocks. sampler: from its first draw on. constraint: if its answer has to
-    have a form. prompt_logprobs: as far as they are known and nobody has them yet."""
+    have a form. has_drafts: whether there can be some. prompt_logprobs: as far as they are known and nobody has them yet."""
 
     request: Request
     clock: RequestClock
     sampler: SamplerState | None = None
     constraint: Constraint | None = None
+    has_drafts: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class Drawn(NamedTuple):
+    """What a request draws in a step: one token, or the drafts that were accepted and one more. finish: the last one ends it.
+    draft_token_ids: all that were verified. A tuple, since every token makes one."""
+
+    live: Live
+    draws: Sequence[Draw]
+    finish: FinishReason | None
+    draft_token_ids: Sequence[int] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [draw.token_id for draw in self.draws]
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts that are among the tokens."""
+        return sum(draw.token_id == draft for draw, draft in zip(self.draws, self.draft_token_ids, strict=False))
 
 
 class Accounts:
@@ -55,19 +76,21 @@ class Accounts:
         forward_s: of the time from start_s to end_s, the model.
         """
         decodes = [
-            s.num_tokens == 1 and live[s.request.request_id].clock.first_token_s > 0 for s in output.scheduled
+            s.num_tokens - s.num_draft_tokens == 1 and live[s.request.request_id].clock.first_token_s > 0
+            for s in output.scheduled
         ]
         num_tokens = sum(s.num_tokens for s in output.scheduled)
+        num_drafts = sum(s.num_draft_tokens for s in output.scheduled)
         num_decode = sum(decodes)
-        num_prefill = num_tokens - num_decode
+        num_prefill = num_tokens - num_drafts - num_decode
         kv_bytes = 0
         for entry, is_decode in zip(output.scheduled, decodes, strict=True):
             clock = live[entry.request.request_id].clock
-            others = num_prefill if is_decode else num_prefill - entry.num_tokens
+            others = num_prefill if is_decode else num_prefill - entry.num_tokens + entry.num_draft_tokens
             clock.add_step(step, start_s, end_s, forward_s, others / num_tokens, is_decode=is_decode)
             if is_decode:
-                end = entry.start + 1
-                read = sum(size * (min(end, window) if window else end) for size, window in self._kv_reads)
+                end, drafts = entry.start + entry.num_tokens, entry.num_draft_tokens
+                read = sum(size * (min(end, window + drafts) if window else end) for size, window in self._kv_reads)
                 clock.decode_kv_bytes += read
                 kv_bytes += read
             if entry.draws:
@@ -78,22 +101,24 @@ class Accounts:
         return num_decode, kv_bytes
 
 
-def token_deltas(
-    owners: Sequence[Live], results: Sequence[Draw], ended: Mapping[RequestId, FinishReason]
-) -> list[TokenDelta]:
+def token_deltas(drawn: Sequence[Drawn]) -> list[TokenDelta]:
     """What a step tells its clients of the tokens it drew."""
     deltas = []
-    for live, result in zip(owners, results, strict=True):
-        request = live.request
-        request_id = request.request_id
-        timeline = live.clock.timeline(request.num_prefix_hit_tokens, request.num_preemptions)
-        logprobs: tuple[TokenLogprobs, ...] = () if result.logprobs is None else (result.logprobs,)
-        finish = ended.get(request_id)
+    for one in drawn:
+        live, draws, finish, drafts = one
+        request, clock = live.request, live.clock
+        if drafts:
+            clock.num_draft_tokens += len(drafts)
+            clock.num_accepted_tokens += one.num_accepted_tokens
+        timeline = clock.timeline(request.num_prefix_hit_tokens, request.num_preemptions)
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if draws[0].logprobs is not None:
+            logprobs = tuple(draw.logprobs for draw in draws if draw.logprobs is not None)
         scores, live.prompt_logprobs = tuple(live.prompt_logprobs), []
         deltas.append(
             TokenDelta(
-                request_id, (result.token_id,), logprobs, finish, None, timeline, mirostat_mu=result.mirostat_mu,
-                prompt_logprobs=scores,
+                request.request_id, tuple(one.token_ids), logprobs, finish, None, timeline,
+                mirostat_mu=draws[-1].mirostat_mu, prompt_logprobs=scores,
             )
         )  # fmt: skip
     return deltas

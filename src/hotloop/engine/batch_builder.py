@@ -17,7 +17,8 @@ class BatchBuilder:
     """Builds one batch after the other; a batch is valid until the next is built.
 
     Row r of the tables keeps what it held while the same request stays in row r, so a decode step writes only block ids
-    that are new. A request's table may change in its last two blocks (growth, copy-on-write) or as a whole (preemption).
+    that are new. A request's table may change from the block of its first token that is not computed on (growth,
+    copy-on-write, rejected drafts) or as a whole (preemption).
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class BatchBuilder:
         self._slots = [np.zeros(max_tokens, np.int64) for _ in block_sizes]
         self._owners: list[Request | None] = [None] * max_requests
         self._preemptions = [0] * max_requests
-        self._written = [[0] * max_requests for _ in block_sizes]  # block ids that are in the row
+        self._written = [[0] * max_requests for _ in block_sizes]  # block ids that are in the row and stay
 
     def build(
         self, scheduled: Sequence[ScheduledRequest], block_tables: Callable[[RequestId], BlockTables]
@@ -50,7 +51,7 @@ class BatchBuilder:
             request, begin = entry.request, entry.start
             end = begin + entry.num_tokens
             tables = block_tables(request.request_id)
-            self._keep_tables(row, request, tables)
+            self._keep_tables(row, entry, tables)
             if entry.num_tokens == 1:
                 num_prompt = len(request.prompt_token_ids)
                 token_ids.append(
@@ -73,7 +74,9 @@ class BatchBuilder:
             query_start.append(len(token_ids))
             seq_lens.append(end)
             if entry.draws:
-                logits_rows.append(len(token_ids) - 1)
+                logits_rows.append(len(token_ids) - 1 - entry.num_draft_tokens)
+                if entry.num_draft_tokens:
+                    logits_rows += range(len(token_ids) - entry.num_draft_tokens, len(token_ids))
         num_tokens, num_requests, num_rows = len(token_ids), len(seq_lens), len(logits_rows)
         self._token_ids[:num_tokens] = token_ids
         self._positions[:num_tokens] = positions
@@ -92,15 +95,18 @@ class BatchBuilder:
             slot_mapping=tuple(slot[:num_tokens] for slot in self._slots),
         )
 
-    def _keep_tables(self, row: int, request: Request, tables: BlockTables) -> None:
+    def _keep_tables(self, row: int, entry: ScheduledRequest, tables: BlockTables) -> None:
         """Bring row ``row`` of every group's table up to date."""
+        request = entry.request
+        num_certain = entry.start + entry.num_tokens - entry.num_draft_tokens
         same = self._owners[row] is request and self._preemptions[row] == request.num_preemptions
         if not same:
             self._owners[row] = request
             self._preemptions[row] = request.num_preemptions
         for group, table in enumerate(tables):
             written = self._written[group]
-            begin = max(0, written[row] - 2) if same else 0
+            size = self._block_sizes[group]
+            begin = min(written[row], entry.start // size) if same else 0
             end = len(table)
             array = self._tables[group][row]
             if end - begin <= 3:  # single items beat a slice
@@ -108,7 +114,7 @@ class BatchBuilder:
                     array[i] = table[i]
             else:
                 array[begin:end] = table[begin:end]
-            written[row] = end
+            written[row] = -(-num_certain // size) if entry.num_draft_tokens else end
 
     def forget(self) -> None:
         """Let go of the requests of the last batch."""

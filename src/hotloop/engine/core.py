@@ -6,38 +6,36 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.config import EngineConfig
-from hotloop.engine.accounts import Accounts, Live, token_deltas
+from hotloop.engine.accounts import Accounts, Drawn, Live, token_deltas
 from hotloop.engine.arithmetic import own_arithmetic
 from hotloop.engine.batch_builder import BatchBuilder
 from hotloop.engine.checks import check_vocabulary
 from hotloop.engine.compiling import Compiling, Grammars
-from hotloop.engine.faults import draw_rows, kind_of, message_of
-from hotloop.engine.masks import Masks
+from hotloop.engine.drafting import can_have_drafts, propose
+from hotloop.engine.drawing import Drawer
+from hotloop.engine.faults import kind_of, message_of
 from hotloop.engine.runner import Runner
 from hotloop.errors import InvalidRequestError
 from hotloop.kv_cache.manager import KVCacheManager
-from hotloop.request import ErrorKind, FinishReason, Request, RequestId, TokenDelta
-from hotloop.sampling.draw import Draw, Row, Sampler
+from hotloop.request import ErrorKind, Request, RequestId, TokenDelta
 from hotloop.sampling.grammar import GrammarCompiler
-from hotloop.sampling.state import SamplerState
 from hotloop.scheduler.limits import SchedulerLimits
 from hotloop.scheduler.output import ScheduledRequest, SchedulerOutput
 from hotloop.scheduler.policies import ByPriority, FewBesideDecodes, FirstComeFirstServed, Policies
 from hotloop.scheduler.scheduler import Scheduler
+from hotloop.spec_decode.forced import ForcedTokens
+from hotloop.spec_decode.proposer import Proposer
 from hotloop.telemetry.steps import StepLog, StepRecord, StepReport
 from hotloop.telemetry.timings import RequestClock
 
 _log = logging.getLogger(__name__)
 
 _COMPILING_WAIT_S = 0.005  # a step's, where nobody has work but those that compile
-
-Drawing: TypeAlias = tuple[Live, int, RequestId]  # who draws, from which row of logits, and whose forward pass gave it
 
 
 class EngineCore:
@@ -66,18 +64,19 @@ class EngineCore:
         )
         self._limits = SchedulerLimits(
             max_num_seqs=runner.max_num_seqs, max_num_batched_tokens=runner.max_tokens,
-            max_model_len=runner.max_model_len,
+            max_model_len=runner.max_model_len, max_draft_tokens=runner.max_draft_tokens,
         )  # fmt: skip
         layout = runner.layout
         self._builder = BatchBuilder(
             layout.block_sizes,
             max_requests=runner.max_num_seqs, max_tokens=runner.max_tokens, max_model_len=runner.max_model_len,
         )  # fmt: skip
-        self._sampler = Sampler(runner.isa)
+        self._proposer: Proposer | None = ForcedTokens() if config.speculation == "forced" else None
+        self._drawer = Drawer(runner.isa, runner.vocab_size)
         self._compiling = None if grammars is None else Compiling(grammars)
-        self._masks = Masks(runner.vocab_size)
         self._accounts = Accounts(layout)
         self._live: dict[RequestId, Live] = {}
+        self._may_draft: list[Live] = []  # those that drew in the latest step
         self._unfinished: SchedulerOutput | None = None  # scheduled, and interrupted before anything changed
         self._is_changing = False
         self._reset()
@@ -89,6 +88,7 @@ class EngineCore:
         )
         self.scheduler = Scheduler(self.kv_cache, self._limits, self._policies)
         self._live.clear()
+        self._may_draft.clear()
         self._refused: list[TokenDelta] = []  # of those whose grammar turned out wrong
         if self._compiling is not None:
             self._compiling.forget()
@@ -128,9 +128,10 @@ class EngineCore:
 
     def _admit(self, requests: Sequence[Request], grammars: Grammars) -> None:
         for request in requests:
+            live = self._live[request.request_id]
             if request.params.structured_outputs is not None:
-                grammar = grammars[request.params.structured_outputs]
-                self._live[request.request_id].constraint = grammar.start(request.stop_token_ids)
+                live.constraint = grammars[request.params.structured_outputs].start(request.stop_token_ids)
+            live.has_drafts = can_have_drafts(live, self._proposer)
         self.scheduler.add(requests)
 
     def _admit_compiled(self) -> None:
@@ -188,10 +189,7 @@ class EngineCore:
         if output.block_copies:
             self.runner.copy_blocks(output.block_copies)
         batch = self._builder.build(output.scheduled, self.kv_cache.block_tables)
-        drawing = self._drawing(output)
-        self._masks.start(
-            [(live.constraint, live.request.output_token_ids) for live, _, _ in drawing if live.constraint is not None]
-        )
+        drawing = self._drawer.start(output, self._live)
         built_s = time.perf_counter()
         failed: dict[RequestId, Exception] = {}
         try:
@@ -199,8 +197,8 @@ class EngineCore:
         except Exception as error:
             logits = self._forward_one_by_one(output.scheduled, error, failed)
         forwarded_s = time.perf_counter()
-        self._score(output, logits, failed)
-        owners, results = self._draw(drawing, logits, failed)
+        self._drawer.score(output, self._live, logits, failed)
+        drawn = self._drawer.finish(drawing, logits, failed)
         drawn_s = time.perf_counter()
         self._unfinished, self._is_changing = None, True
         deltas = self._take_refused() + self._expired(output)
@@ -209,21 +207,23 @@ class EngineCore:
             self.scheduler.abort(request_id)
         if failed:
             output = self._without_the_dead(output)
-        ended = self._append(output, owners, results)
+        ended = self._append(output, drawn)
         end_s = time.perf_counter()
         query_tokens, hit_tokens = self._accounts.prefix_tokens(output, self._live)
+        num_drafts = sum(s.num_draft_tokens for s in output.scheduled)
         num_decode, kv_bytes = self._accounts.add_step(
             self.steps.num_steps, output, self._live, start_s, end_s, forwarded_s - built_s
         )
-        deltas += token_deltas(owners, results, ended)
+        deltas += token_deltas(drawn)
         for request_id in ended:
             del self._live[request_id]
+        self._may_draft = [one.live for one in drawn if one.live.has_drafts and one.finish is None]
         self._is_changing = False
-        num_tokens = len(batch.token_ids)
         record = StepRecord(
             start_s, scheduled_s - start_s, built_s - scheduled_s, forwarded_s - built_s, drawn_s - forwarded_s,
-            time.perf_counter() - drawn_s, len(output.scheduled), num_tokens - num_decode, num_decode, len(owners),
-            len(output.preempted), self.runner.weight_bytes_per_step, kv_bytes,
+            time.perf_counter() - drawn_s, len(output.scheduled), len(batch.token_ids) - num_decode - num_drafts, num_decode,
+            sum(len(one.draws) for one in drawn), len(output.preempted), num_drafts,
+            sum(one.num_accepted_tokens for one in drawn if one.draft_token_ids), self.runner.weight_bytes_per_step, kv_bytes,
         )  # fmt: skip
         self.steps.append(record)
         self.report = self.report_of(record, query_tokens, hit_tokens)
@@ -240,15 +240,18 @@ class EngineCore:
 
     def _schedule(self, now_s: float) -> SchedulerOutput:
         """What this step computes: what an interrupted one left, or the scheduler's next choice."""
+        drafts = None
+        if self._unfinished is None and self._proposer is not None and self._may_draft:
+            may_draft = [live for live in self._may_draft if self._lives(live.request)]
+            drafts = propose(self._proposer, may_draft, self.runner.vocab_size)
         self._is_changing = True
         if self._unfinished is not None:
-            self._unfinished = self._without_the_dead(self._unfinished)
-            self._restart_orphans(self._unfinished)
-            self._is_changing = False
-            return self._unfinished
-        output = self.scheduler.schedule(now_s)
-        for request_id in output.preempted:
-            self._live[request_id].clock.recomputes = True
+            output = self._without_the_dead(self._unfinished)
+            self._restart_orphans(output)
+        else:
+            output = self.scheduler.schedule(now_s, drafts)
+            for request_id in output.preempted:
+                self._live[request_id].clock.recomputes = True
         self._unfinished, self._is_changing = output, False
         return output
 
@@ -291,100 +294,17 @@ class EngineCore:
             index += entry.num_logits_rows
         return rows
 
-    def _drawing(self, output: SchedulerOutput) -> list[Drawing]:
-        """Who draws a token: the requests at their end, and the choices that fork off them."""
-        drawing: list[Drawing] = []
-        end = 0
-        for entry in output.scheduled:
-            end += entry.num_logits_rows
-            if not entry.draws:
-                continue
-            request_id = entry.request.request_id
-            for request in (entry.request, *output.forks.get(request_id, ())):
-                live = self._live[request.request_id]
-                if live.sampler is None:
-                    live.sampler = self._sampler_state(request)
-                drawing.append((live, end - 1, request_id))
-        return drawing
-
-    def _score(self, output: SchedulerOutput, logits: NDArray[np.float32], failed: dict[RequestId, Exception]) -> None:
-        """Logprobs of prompt tokens, where they are wanted. Adds to ``failed``."""
-        begin = 0
-        for entry in output.scheduled:
-            request, scores = entry.request, entry.scores
-            rows = logits[begin : begin + len(scores)]
-            begin += entry.num_logits_rows
-            if not scores or request.request_id in failed:
-                continue
-            scored_ids = request.prompt_token_ids[scores.start + 1 : scores.stop + 1]
-            num_top = request.params.prompt_logprobs or 0
-            try:
-                scored = self._sampler.logprobs(rows, scored_ids, num_top, scores.start + 1)
-            except Exception as error:
-                failed[request.request_id] = error
-            else:
-                self._live[request.request_id].prompt_logprobs[scores.start : scores.stop] = scored
-
-    def _draw(
-        self, drawing: Sequence[Drawing], logits: NDArray[np.float32], failed: dict[RequestId, Exception]
-    ) -> tuple[list[Live], list[Draw]]:
-        """Their tokens. Adds to ``failed``, which has those whose forward pass failed."""
-        masks = iter(self._masks.finish())
-        unforwarded = dict(failed)
-        owners: list[Live] = []
-        rows: list[Row] = []
-        logits_rows: list[int] = []
-        for live, index, computing_id in drawing:
-            assert live.sampler is not None
-            mask = None if live.constraint is None else next(masks)
-            if computing_id in unforwarded:
-                failed[live.request.request_id] = unforwarded[computing_id]
-            elif isinstance(mask, Exception):
-                failed[live.request.request_id] = mask
-            else:
-                owners.append(live)
-                rows.append(Row(live.sampler, live.request.num_tokens, mask=mask))
-                logits_rows.append(index)
-        results = draw_rows(self._sampler, logits, rows, logits_rows)
-        drawn: list[tuple[Live, Draw]] = []
-        for live, result in zip(owners, results, strict=True):
-            if not isinstance(result, Draw):
-                failed[live.request.request_id] = result
-                continue
-            try:
-                if live.constraint is not None and result.token_id not in live.request.stop_token_ids:
-                    live.constraint.push(result.token_id)
-            except Exception as error:
-                failed[live.request.request_id] = error
-            else:
-                drawn.append((live, result))
-        return [live for live, _ in drawn], [result for _, result in drawn]
-
-    def _sampler_state(self, request: Request) -> SamplerState:
-        return SamplerState(
-            request.params, seed=request.seed, choice=request.choice, prompt_token_ids=request.prompt_token_ids,
-            output_token_ids=request.output_token_ids, mirostat_mu=request.mirostat_mu,
-            stop_token_ids=request.stop_token_ids, bad_word_ids=request.bad_word_ids, dry_breakers=request.dry_breakers,
-            vocab_size=self.runner.vocab_size,
-        )  # fmt: skip
-
-    def _append(
-        self, output: SchedulerOutput, owners: Sequence[Live], results: Sequence[Draw]
-    ) -> dict[RequestId, FinishReason]:
-        """Give the drawn tokens to their requests and the scheduler; returns who is at its end, and why."""
+    def _append(self, output: SchedulerOutput, drawn: Sequence[Drawn]) -> list[RequestId]:
+        """Give the drawn tokens to their requests and the scheduler; returns who is at its end."""
         tokens: dict[RequestId, list[int]] = {}
-        ended: dict[RequestId, FinishReason] = {}
-        for live, result in zip(owners, results, strict=True):
-            request, token_id = live.request, result.token_id
-            tokens[request.request_id] = [token_id]
-            assert live.sampler is not None
-            live.sampler.push(token_id, result.mirostat_mu)
-            request.mirostat_mu = result.mirostat_mu
-            is_complete = live.constraint is not None and live.constraint.is_complete
-            if token_id in request.stop_token_ids or is_complete:
-                ended[request.request_id] = "stop"
-            elif len(request.output_token_ids) + 1 >= request.max_tokens:
-                ended[request.request_id] = "length"
+        for live, draws, _, _ in drawn:
+            sampler = live.sampler
+            assert sampler is not None
+            for draw in draws:
+                sampler.push(draw.token_id, draw.mirostat_mu)
+            live.request.mirostat_mu = draws[-1].mirostat_mu
+            tokens[live.request.request_id] = [draw.token_id for draw in draws]
+        ended = [one.live.request.request_id for one in drawn if one.finish is not None]
         self.scheduler.update(output, tokens, set(ended))
         return ended
 

@@ -169,4 +169,7 @@ def stitched(before: Timeline, after: Timeline) -> Timeline:
         num_preemptions=before.num_preemptions + after.num_preemptions,
         previous_token_s=after.previous_token_s or (before.last_token_s if before.first_token_s else 0.0),
         recovery_s=before.recovery_s + (after.arrival_s - before.last_token_s),
+        num_decode_steps=before.num_decode_steps + after.num_decode_steps + bool(before.first_token_s),
+        num_draft_tokens=before.num_draft_tokens + after.num_draft_tokens,
+        num_accepted_tokens=before.num_accepted_tokens + after.num_accepted_tokens,
     )

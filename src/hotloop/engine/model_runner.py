@@ -28,6 +28,8 @@ from hotloop.weights.model_file import ModelFile
 OutputKind = Literal["logits", "hidden_states"]
 ProgramKey = tuple[range | None, OutputKind]
 
+_MAX_DRAFT_TOKENS = 32  # of one step; each takes the room of a row of logits
+
 _log = logging.getLogger(__name__)
 
 
@@ -50,6 +52,7 @@ class ModelRunner:
             )  # fmt: skip
         self.max_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * self.max_model_len)
         self.max_num_seqs = min(config.max_num_seqs, self.max_tokens)  # every running request has a token in every step
+        self.max_draft_tokens = 0 if config.speculation == "none" else min(_MAX_DRAFT_TOKENS, self.max_tokens)
         self.isa: str = choose_kernel_set(config.isa)
         weight_bytes = self.model.weight_bytes(model_file)
         if weight_bytes > available_memory_bytes():
@@ -125,7 +128,7 @@ class ModelRunner:
         if key not in self._programs:
             ops = NativeOps(
                 self.storage, self._team, isa=self.isa, activations=self.config.activations,
-                max_tokens=self.max_tokens, max_logits=self.max_num_seqs,
+                max_tokens=self.max_tokens, max_logits=self.max_num_seqs + self.max_draft_tokens,
             )  # fmt: skip
             value = self.model.forward(ops, self._weights, self.model.config, layers, output)
             self._programs[key] = ops.compile(value)
@@ -137,7 +140,7 @@ class ModelRunner:
 
     def forward(self, batch: ForwardBatch) -> NDArray[np.float32]:
         """Append the batch's K and V and return logits float32 [L, vocab_size]: a view until the next call."""
-        assert len(batch.logits_rows) <= self.max_num_seqs, "the arena has room for max_num_seqs rows of logits"
+        assert len(batch.logits_rows) <= self.max_num_seqs + self.max_draft_tokens, "more rows of logits than the arena has"
         return self.program().replay(batch)
 
 

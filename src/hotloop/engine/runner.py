@@ -15,7 +15,8 @@ from hotloop.ops.batch import ForwardBatch
 class Runner(Protocol):
     """A loaded model with its KV pool.
 
-    max_tokens: of one batch. max_num_seqs: requests of one batch, and rows of it that get logits.
+    max_tokens: of one batch. max_num_seqs: requests of one batch. max_draft_tokens: of one batch; each may have a row of logits
+    beside those of max_num_seqs.
     """
 
     @property
@@ -30,6 +31,8 @@ class Runner(Protocol):
     def max_tokens(self) -> int: ...
     @property
     def max_num_seqs(self) -> int: ...
+    @property
+    def max_draft_tokens(self) -> int: ...
     @property
     def isa(self) -> str: ...
     @property

@@ -224,6 +224,16 @@ class KVCacheManager:
                     self._free_behind(tables, g, behind)
                 tables.next_event = min(tables.next_event, (tables.num_freed[g] + 1) * size + window - 1)
 
+    def trim(self, request_id: str) -> None:
+        """Give up the blocks behind those of the computed tokens: they were for tokens that did not come."""
+        tables = self._requests[request_id]
+        for size, table in zip(self._sizes, tables.blocks, strict=True):
+            needed = -(-tables.num_computed // size)
+            for block in table[needed:]:
+                self._pool.release(BlockId(block), False)
+            del table[needed:]
+        tables.capacity = self._capacity(tables)
+
     def _hash_blocks(self, tables: RequestTables, group: int, token_ids: TokenSlice) -> None:
         size = self._sizes[group]
         begin, end = tables.num_hashed[group], tables.num_computed // size

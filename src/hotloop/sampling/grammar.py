@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hotloop.errors import InvalidRequestError
+from hotloop.sampling.constraint import Mask
 from hotloop.sampling.grammar_source import grammar_source
 from hotloop.structured_outputs import StructuredOutputsParams
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 _log = logging.getLogger(__name__)
-
-Mask = NDArray[np.uint32]
 
 _MAX_GRAMMARS = 16  # kept compiled
 # The constraints of a grammar share its lexer, which remembers the states it was in. So few that they do not fill it together:
@@ -158,17 +156,18 @@ class Grammar:
         self._matcher = matcher
         self._vocab_size = vocab_size
 
-    def start(self, stop_token_ids: Collection[int] = ()) -> Constraint:
+    def start(self, stop_token_ids: Collection[int] = ()) -> GrammarConstraint:
         """The constraint of one request. stop_token_ids: end it, and are allowed where the grammar is complete only."""
         self.num_started += 1
-        return Constraint(self._matcher.deep_copy(), self._vocab_size, stop_token_ids)
+        return GrammarConstraint(self._matcher, self._vocab_size, stop_token_ids)
 
 
-class Constraint:
-    """A pure fold over a request's output ids: which token may be the next. Not thread-safe."""
+class GrammarConstraint:
+    """The constraint that a grammar is. Implements `Constraint`."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, stop_token_ids: Collection[int]) -> None:
-        self._matcher = matcher
+    def __init__(self, beginning: LLMatcher, vocab_size: int, stop_token_ids: Collection[int]) -> None:
+        self._beginning = beginning
+        self._matcher = beginning.deep_copy()
         self._num_words = vocab_size // 32 + 1  # of vocab_size tokens and the end
         self._end_word, self._end_bit = vocab_size // 32, np.uint32(1 << vocab_size % 32)
         stops: Mask = np.zeros(max([vocab_size, *stop_token_ids]) // 32 + 1, np.uint32)
@@ -176,20 +175,26 @@ class Constraint:
             stops[token_id // 32] |= np.uint32(1 << token_id % 32)
         self._stop_words = np.flatnonzero(stops)
         self._stop_bits = stops[self._stop_words]
+        self._stop_token_ids = frozenset(stop_token_ids)
         self._num_pushed = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether the grammar allows nothing more."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
-    def fill_mask(self, mask: Mask, output_token_ids: Sequence[int]) -> None:
-        """Write which tokens may follow ``output_token_ids``, without the GIL for the most part.
+    def sync(self, output_token_ids: Sequence[int], draft_token_ids: Sequence[int] = ()) -> None:
+        num_output = len(output_token_ids)
+        excess = self._num_pushed - num_output - len(draft_token_ids)
+        if excess > 0 and self._matcher.is_error():  # because of drafts that are wrong: an error cannot be taken back
+            self._matcher, self._num_pushed = self._beginning.deep_copy(), 0
+        elif excess > 0:
+            self.rollback(excess)
+        for token_id in output_token_ids[self._num_pushed :]:
+            self.push(token_id)
+        for token_id in draft_token_ids[self._num_pushed - num_output :]:
+            self.push(token_id)
 
-        mask: uint32 [w], bit id % 32 of word id / 32; w x 32 is more than the ids of the tokenizer.
-        Raises: InvalidRequestError if the output does not keep to the grammar, or if that has become too complex to go on.
-        """
-        self._sync(output_token_ids)
+    def fill_mask(self, mask: Mask) -> bool:
         mask[self._num_words :] = 0
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, self._num_words * mask.itemsize)
         self._check()
@@ -199,25 +204,30 @@ class Constraint:
             mask[self._stop_words] |= self._stop_bits
         else:
             mask[self._stop_words] &= ~self._stop_bits
+        return True
 
     def push(self, token_id: int) -> None:
-        """The output grows by this id, which the mask allows and which is no stop id. Raises as ``fill_mask``."""
         self._matcher.consume_token(token_id)
         self._check()
         self._num_pushed += 1
+
+    def push_draft(self, token_id: int) -> bool:
+        if token_id in self._stop_token_ids or not self._matcher.try_consume_tokens([token_id]):
+            return False
+        self._num_pushed += 1
+        if not self._matcher.is_stopped():
+            return True
+        self.rollback(1)
+        return False
+
+    def forced_token_ids(self) -> list[int]:
+        return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last ``num_tokens`` ids pushed."""
         self._matcher.rollback(num_tokens)
         self._check()
         self._num_pushed -= num_tokens
-
-    def _sync(self, output_token_ids: Sequence[int]) -> None:
-        """Pushed are those, all of them and nothing else: a request may be resumed, or a step done again."""
-        if self._num_pushed > len(output_token_ids):
-            self.rollback(self._num_pushed - len(output_token_ids))
-        for token_id in output_token_ids[self._num_pushed :]:
-            self.push(token_id)
 
     def _check(self) -> None:
         if self._matcher.is_error():

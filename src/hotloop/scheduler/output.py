@@ -10,27 +10,29 @@ from hotloop.request import Request, RequestId
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """Compute ``num_tokens`` tokens of a request from position ``start``. draws: the last of them is the last that the
-    request has, so its row of logits yields a new token. scores: positions of its prompt whose logits are wanted besides, for
-    prompt_logprobs; those before the last."""
+    """Compute ``num_tokens`` tokens of a request from position ``start``. draws: the last of them but the drafts is the last
+    that the request has, so its row of logits yields a new token. scores: positions of its prompt whose logits are wanted
+    besides, for prompt_logprobs; those before the last. num_draft_tokens: so many of the tokens are drafts, and each has a
+    row of logits too."""
 
     request: Request
     start: int
     num_tokens: int
     draws: bool
     scores: range = range(0)
+    num_draft_tokens: int = 0
 
     @property
     def num_logits_rows(self) -> int:
-        """First those of ``scores``, then the one that draws."""
-        return len(self.scores) + self.draws
+        """First those of ``scores``, then the one that draws, then those of the drafts."""
+        return len(self.scores) + self.draws + self.num_draft_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step. Blocks for all of it are allocated.
 
-    scheduled: single tokens (decodes) first. forks: parent request id -> children, none of them in ``scheduled``; each
+    scheduled: decodes first. forks: parent request id -> children, none of them in ``scheduled``; each
     draws its first token from the parent's row of logits. block_copies: (source, destination) block ids, to copy in this
     order before the forward. preempted: lost their blocks and wait again. expired: dropped, their deadline has passed.
     """

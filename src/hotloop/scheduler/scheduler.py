@@ -9,6 +9,7 @@ from hotloop.errors import InvalidRequestError
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.request import Request, RequestId
 from hotloop.scheduler.check_size import check_size
+from hotloop.scheduler.drafting import Drafts, with_drafts
 from hotloop.scheduler.entry import Entry, key_of
 from hotloop.scheduler.lazy_heap import LazyHeap
 from hotloop.scheduler.limits import SchedulerLimits
@@ -104,8 +105,9 @@ class Scheduler:
         self._preempt(entry)
         return True
 
-    def schedule(self, now_s: float) -> SchedulerOutput:
-        """Decide the next step and allocate its blocks. now_s: on the clock of the requests' deadline_s.
+    def schedule(self, now_s: float, drafts: Drafts | None = None) -> SchedulerOutput:
+        """Decide the next step and allocate its blocks. now_s: on the clock of the requests' deadline_s. drafts: what may come
+        after the last token of requests; as many of them are verified as have room, and the others are forgotten.
 
         With work at hand there is always something scheduled, unless all of it has just expired.
         """
@@ -113,6 +115,8 @@ class Scheduler:
         self._admit()
         scheduled, preempted = self._allocate(self._shares())
         forks = self._fork(scheduled)
+        if drafts:
+            scheduled = self._with_drafts(scheduled, drafts, forks)
         return SchedulerOutput(tuple(scheduled), forks, tuple(self.kv_cache.block_copies()), preempted, expired)
 
     def update(
@@ -124,12 +128,18 @@ class Scheduler:
         """The step ``output`` is done: its K and V are stored and ``tokens`` are drawn. Once after every `schedule`, also
         if the step failed: then with all of its requests in ``finished``.
 
-        tokens: the new token ids per request; they are appended to its output here. finished: requests that end. One
-        without a new token has failed: what the step stored for it does not enter the prefix cache.
+        tokens: the new token ids per request; they are appended to its output here. Those but the last are the request's
+        first drafts. finished: requests that end. One without a new token has failed: what the step stored for it does not
+        enter the prefix cache.
         """
         for s in output.scheduled:
             s.request.num_scored_tokens += len(s.scores)
-            self._advance(s.request, s.start + s.num_tokens, tokens, finished)
+            num_computed = s.start + s.num_tokens
+            if s.num_draft_tokens:
+                s.request.draft_token_ids = []
+                num_computed += max(1, len(tokens.get(s.request.request_id, ()))) - 1 - s.num_draft_tokens
+            if self._advance(s.request, num_computed, tokens, finished) and s.num_draft_tokens:
+                self.kv_cache.trim(s.request.request_id)
             if s.num_tokens > 1:
                 self._prospects_changed()  # the prefix cache knows more of a prompt
         for children in output.forks.values():
@@ -144,16 +154,18 @@ class Scheduler:
         num_computed: int,
         tokens: Mapping[RequestId, Sequence[int]],
         finished: Collection[RequestId],
-    ) -> None:
+    ) -> bool:
+        """Whether the request is still there."""
         request_id = request.request_id
         entry = self._entries.get(request_id)
         if entry is None or entry.request is not request or entry.state != "running":  # aborted meanwhile
-            return
+            return False
         drawn = tokens.get(request_id, ())
         request.num_computed_tokens = num_computed
         request.output_token_ids.extend(drawn)
         if drawn or request_id not in finished:
             self.kv_cache.computed(request_id, request.token_ids, num_computed)
+        return True
 
     # The queue
 
@@ -383,6 +395,18 @@ class Scheduler:
                 forks[s.request.request_id] = tuple(child.request for child in children[:slots])
         return forks
 
+    def _with_drafts(
+        self, scheduled: Sequence[ScheduledRequest], drafts: Drafts, forks: Mapping[RequestId, tuple[Request, ...]]
+    ) -> list[ScheduledRequest]:
+        """Drafts lengthen the step of those that have none as much as prefills do, and share their budget."""
+        drafts = {request_id: ids for request_id, ids in drafts.items() if request_id not in forks}
+        decodes = [s for s in scheduled if s.num_tokens == 1]
+        num_tokens = sum(s.num_tokens for s in scheduled)
+        num_others = sum(s.request.request_id not in drafts for s in decodes)
+        beside = self._prefill_budget(num_others) - (num_tokens - len(decodes))
+        budget = min(self.limits.max_draft_tokens, self.limits.max_num_batched_tokens - num_tokens, beside)
+        return with_drafts(scheduled, drafts, max(0, budget), self.kv_cache.allocate)
+
     def check_invariants(self) -> None:
         """For tests, and for an idle engine: between `update` and `schedule`."""
         self.kv_cache.check_invariants()
@@ -400,6 +424,7 @@ class Scheduler:
             assert (request_id in held) == (entry.state == "held")
             assert entry.parent is held.get(request_id)
             assert request.num_computed_tokens < request.num_tokens
+            assert not request.draft_token_ids
             assert entry.state == "running" or request.num_computed_tokens == 0
         if not self._entries:
             assert self.kv_cache.num_free_blocks == self.kv_cache.num_blocks

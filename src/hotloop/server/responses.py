@@ -112,6 +112,8 @@ def timings_of(output: RequestOutput) -> dict[str, float | int] | None:
         "predicted_ms": ours["decode_s"] * 1e3,
         "predicted_per_token_ms": ours["tpot_s"] * 1e3,
         "predicted_per_second": ours["decode_tokens_per_s"],
+        "draft_n": ours["draft_tokens"],
+        "draft_n_accepted": ours["accepted_tokens"],
     }
 
 

@@ -22,6 +22,8 @@ class StepRecord(NamedTuple):
     num_decode_tokens: int
     num_drawn_tokens: int
     num_preempted: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     weight_bytes: int
     kv_bytes: int
 

@@ -17,8 +17,9 @@ class RequestClock:
     """
 
     __slots__ = (
-        "arrival_s", "decode_kv_bytes", "emitted_s", "engine_overhead_s", "first_token_s", "mark_s", "others_prefill_s",
-        "own_decode_s", "own_prefill_s", "preempted_s", "queued_s", "recomputes", "step",
+        "arrival_s", "decode_kv_bytes", "emitted_s", "engine_overhead_s", "first_token_s", "mark_s", "num_accepted_tokens",
+        "num_decode_steps", "num_draft_tokens", "others_prefill_s", "own_decode_s", "own_prefill_s", "preempted_s", "queued_s",
+        "recomputes", "step",
     )  # fmt: skip
 
     def __init__(self, arrival_s: float) -> None:
@@ -28,6 +29,7 @@ class RequestClock:
         self.queued_s = self.own_prefill_s = self.own_decode_s = 0.0
         self.others_prefill_s = self.preempted_s = self.engine_overhead_s = 0.0
         self.decode_kv_bytes = 0
+        self.num_decode_steps = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.step = -1  # the latest step that it took part in
         self.recomputes = False  # preempted, and not yet back at the token where that happened
 
@@ -64,11 +66,14 @@ class RequestClock:
         """The account up to now. Called when a step has emitted tokens of the request."""
         if not self.first_token_s:
             self.first_token_s = self.mark_s
+        else:
+            self.num_decode_steps += 1
         previous_s, self.emitted_s = self.emitted_s, self.mark_s
         return Timeline(
             self.arrival_s, self.first_token_s, self.mark_s, self.queued_s, self.own_prefill_s, self.own_decode_s,
             self.others_prefill_s, self.preempted_s, self.engine_overhead_s, self.decode_kv_bytes,
-            num_prefix_hit_tokens, num_preemptions, previous_s,
+            num_prefix_hit_tokens, num_preemptions, previous_s, 0.0, self.num_decode_steps, self.num_draft_tokens,
+            self.num_accepted_tokens,
         )  # fmt: skip
 
 
@@ -82,16 +87,16 @@ def timings(
     e2e_s = timeline.last_token_s - timeline.arrival_s
     ttft_s = timeline.first_token_s - timeline.arrival_s
     decode_s = timeline.last_token_s - timeline.first_token_s
-    decode_steps = max(0, num_tokens - 1)
-    tokens_per_s = decode_steps / decode_s if decode_s > 0 else 0.0
-    kv_bytes = timeline.decode_kv_bytes / decode_steps if decode_steps else 0.0
-    read_bytes_per_s = (weight_bytes_per_step + kv_bytes) * tokens_per_s
+    later_tokens = max(0, num_tokens - 1)
+    decode_steps = timeline.num_decode_steps
+    read_bytes = weight_bytes_per_step * decode_steps + timeline.decode_kv_bytes
+    read_bytes_per_s = read_bytes / decode_s if decode_s > 0 else 0.0
     return {
         "e2e_s": e2e_s,
         "ttft_s": ttft_s,
         "decode_s": decode_s,
-        "tpot_s": decode_s / decode_steps if decode_steps else 0.0,
-        "decode_tokens_per_s": tokens_per_s,
+        "tpot_s": decode_s / later_tokens if later_tokens else 0.0,
+        "decode_tokens_per_s": later_tokens / decode_s if decode_s > 0 else 0.0,
         "queued_s": timeline.queued_s,
         "own_prefill_s": timeline.own_prefill_s,
         "own_decode_s": timeline.own_decode_s,
@@ -100,9 +105,12 @@ def timings(
         "engine_overhead_s": timeline.engine_overhead_s,
         "recovery_s": timeline.recovery_s,
         "drawn_tokens": num_tokens,
+        "decode_steps": decode_steps,
+        "draft_tokens": timeline.num_draft_tokens,
+        "accepted_tokens": timeline.num_accepted_tokens,
         "preemptions": timeline.num_preemptions,
         "weight_bytes_per_step": weight_bytes_per_step,
-        "kv_bytes_per_step": round(kv_bytes),
+        "kv_bytes_per_step": round(timeline.decode_kv_bytes / decode_steps) if decode_steps else 0,
         "read_bandwidth_ceiling_bytes_per_s": read_bandwidth_bytes_per_s,
         "mbu": read_bytes_per_s / read_bandwidth_bytes_per_s if read_bandwidth_bytes_per_s else 0.0,
     }

@@ -159,7 +159,7 @@ def test_accounts_add_up_over_engines() -> None:
     )
     assert step(second) == replace_(
         arrival_s=5.0, first_token_s=6.0, last_token_s=11.0, queued_s=0.75, own_prefill_s=2.25, previous_token_s=6.0,
-        recovery_s=3.0,
+        recovery_s=3.0, num_decode_steps=1,
     )  # fmt: skip
     third = step(second._replace(last_token_s=12.0, own_decode_s=1.0, previous_token_s=11.0))
     assert third.previous_token_s == 11.0

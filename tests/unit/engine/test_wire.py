@@ -76,7 +76,7 @@ def test_collections_and_numbers_that_parameters_let_through() -> None:
 
 @given(st.lists(st.tuples(INTS, FLOATS), max_size=20), st.lists(TIMES, min_size=9, max_size=9), FLOATS)
 def test_steps(top: list[tuple[int, float]], times: list[float], logprob: float) -> None:
-    timeline = Timeline(*times, 12, 3, 1, 5.5, 0.25)
+    timeline = Timeline(*times, 12, 3, 1, 5.5, 0.25, 7, 4, 2)
     deltas = [
         TokenDelta(RequestId("a"), (7, 8), (TokenLogprobs(7, logprob, 1, tuple(top)),), "stop", None, timeline),
         TokenDelta(RequestId("b"), (), (), None, "an error", None, "deadline"),
@@ -85,7 +85,7 @@ def test_steps(top: list[tuple[int, float]], times: list[float], logprob: float)
             prompt_logprobs=(TokenLogprobs(7, logprob, 2, tuple(top)), TokenLogprobs(8, 0.0, 1, ())),
         ),
     ]
-    record = StepRecord(*times[:6], 1, 2, 3, 4, 5, 2**40, 2**41)
+    record = StepRecord(*times[:6], 1, 2, 3, 4, 5, 6, 7, 2**40, 2**41)
     for report in (StepReport(record, 1, 2, 3, 4, 5, 6), StepReport(None, 0, 0, 4, 4, 0, 0)):
         message = StepDone(report, deltas)
         got = decode_report(encode(message))
