@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fakes import GROUPS, FakeEngine, first_visible, make_request
+from fakes import GROUPS, FakeEngine, first_visible, guesses, make_request
 from hotloop.engine.batch_builder import BatchBuilder
 from hotloop.ops.batch import ForwardBatch
 from hotloop.request import RequestId
@@ -36,13 +36,13 @@ class CheckedEngine(FakeEngine):
         return batch
 
 
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(("caching", "guessing"), [(True, False), (False, False), (True, True), (False, True)])
 @pytest.mark.parametrize("groups", GROUPS)
-def test_it_makes_the_plain_batches(groups: str, caching: bool) -> None:
+def test_it_makes_the_plain_batches(groups: str, caching: bool, guessing: bool) -> None:
     """Requests come and go, move between rows, fork, share, are preempted and come back."""
     engine = CheckedEngine(
         groups=GROUPS[groups], num_blocks=44, max_num_seqs=8, max_num_batched_tokens=24, max_model_len=200,
-        prefix_caching=caching,
+        prefix_caching=caching, guess=guesses(GROUPS[groups]) if guessing else None,
     )  # fmt: skip
     shared = random_tokens(0, 30, 50)
     for wave in range(6):
@@ -58,6 +58,7 @@ def test_it_makes_the_plain_batches(groups: str, caching: bool) -> None:
         engine.scheduler.abort(RequestId(f"{wave}-{wave % 5}"))
     engine.run()
     engine.assert_solo()
-    assert engine.counts.preemptions > 0 or groups not in ("one group", "uneven")
+    assert engine.counts.preemptions > 0 or guessing or groups not in ("one group", "uneven")
     assert engine.counts.forks > 0
     assert engine.counts.partial_chunks > 0
+    assert not guessing or engine.counts.drafts > engine.counts.accepted + 20 > 40

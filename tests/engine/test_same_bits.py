@@ -49,10 +49,13 @@ def pool_bytes(llm: LLM, num_contexts: int) -> int:
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    return tiny_model(tmp_path_factory.mktemp("models"), request.param)
+
+
+def tiny_model(folder: Path, architecture: str) -> Path:
     formats = {"*": "Q4_1", "token_embd": "Q8_0"}
-    context = 256 if request.param == "gemma3" else 128  # its blocks of full attention hold 96 tokens
-    return write_tiny_model(path, request.param, formats=formats, seed=3, context_length=context)
+    context = 256 if architecture == "gemma3" else 128  # its blocks of full attention hold 96 tokens
+    return write_tiny_model(folder / "tiny.gguf", architecture, formats=formats, seed=3, context_length=context)
 
 
 @pytest.fixture(scope="module")

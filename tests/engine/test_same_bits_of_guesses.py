@@ -1,10 +1,10 @@
 """`test_same_bits.py` with drafts that are right, wrong, or right as far as some point: outputs are those without any."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from engine import test_same_bits
 from engine.guesses import guess_in_all_engines
 from engine.test_same_bits import (  # noqa: F401
     expected,
@@ -23,7 +23,7 @@ from engine.test_same_bits import (  # noqa: F401
     test_resumed_at_every_output_length,
     test_resumed_with_mirostat,
     test_two_threads_and_a_scarce_pool,
-    tiny,
+    tiny_model,
 )
 from hotloop.telemetry.steps import StepLog, StepRecord
 
@@ -45,11 +45,12 @@ def guessing() -> Iterator[None]:
         yield
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Two architectures stand for all: one KV group, and several with a window."""
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One KV group, and several with a window."""
+    return tiny_model(tmp_path_factory.mktemp("models"), request.param)
 
 
 def test_many_drafts_were_accepted_and_many_were_not() -> None:
-    assert test_same_bits.ARCHITECTURES
     assert TOTAL["accepted"] > 1000
     assert TOTAL["drafts"] - TOTAL["accepted"] > 1000

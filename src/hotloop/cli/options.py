@@ -51,6 +51,10 @@ KvCacheMemoryBytes = Annotated[
     typer.Option(help="KV pool. Default: max-num-seqs times max-model-len, at most half of the free memory."),
 ]
 EnablePrefixCaching = Annotated[bool, typer.Option(help="Prompts that begin alike share KV blocks.")]
+Speculation = Annotated[
+    str,
+    typer.Option(help="none, or forced: tokens that an answer's form leaves no choice about are computed several at a time."),
+]
 KvDtype = Annotated[str, typer.Option(help="KV cache dtype: f32, f16, bf16 or int8.")]
 Isa = Annotated[str | None, typer.Option(help="Kernel set; default: the best here, or $HOTLOOP_ISA.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Pull a missing model without asking.")]

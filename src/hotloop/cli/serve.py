@@ -38,6 +38,7 @@ def command(
     kv_cache_memory_bytes: opt.KvCacheMemoryBytes = None,
     kv_dtype: opt.KvDtype = "f16",
     enable_prefix_caching: opt.EnablePrefixCaching = True,
+    speculation: opt.Speculation = "forced",
     scheduling_policy: Annotated[
         str, typer.Option(help="fcfs or priority: whose requests the engine prefers, whatever their keys.")
     ] = "fcfs",
@@ -101,6 +102,6 @@ def command(
         "prefill_tokens_beside_decodes": prefill_tokens_beside_decodes, "max_model_len": max_model_len,
         "block_size": block_size, "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_dtype": kv_dtype,
         "enable_prefix_caching": enable_prefix_caching, "scheduling_policy": scheduling_policy, "threads": threads,
-        "isa": isa,
+        "isa": isa, "speculation": speculation,
     }  # fmt: skip
     run_server(path, engine_options, settings)

@@ -42,7 +42,8 @@ class EngineInfo:
             f"max_model_len {c.max_model_len}, max_num_seqs {c.max_num_seqs}, max_num_batched_tokens "
             f"{c.max_num_batched_tokens}, KV pool {self.num_blocks * self.block_bytes / 1e6:.1f} MB = {self.num_blocks} "
             f"blocks of {c.block_size} tokens ({c.kv_dtype}, {self.block_bytes} bytes), prefix caching "
-            f"{'on' if c.enable_prefix_caching else 'off'}, scheduling {c.scheduling_policy}, {c.threads} threads, {c.isa}"
+            f"{'on' if c.enable_prefix_caching else 'off'}, scheduling {c.scheduling_policy}, "
+            f"speculation {c.speculation}, {c.threads} threads, {c.isa}"
         )
 
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from fakes import GROUPS, Counts, FakeEngine, make_request
+from fakes import GROUPS, Counts, FakeEngine, guesses, make_request
 from hotloop.errors import CapacityError
 from hotloop.request import Request, RequestId
 from hotloop.scheduler.policies import ByPriority, FewBesideDecodes, Policies
@@ -31,14 +31,15 @@ class RandomOperations(RuleBasedStateMachine):
         budget=st.sampled_from([64, 64, 24, 8]),
         prefix_caching=st.sampled_from([True, True, True, False]),
         policies=st.sampled_from([None, Policies(ByPriority(), FewBesideDecodes(8))]),
+        guessing=st.booleans(),
     )
     def start(
         self, groups: str, num_blocks: int, block_size: int, max_num_seqs: int, budget: int, prefix_caching: bool,
-        policies: Policies | None,
+        policies: Policies | None, guessing: bool,
     ) -> None:  # fmt: skip
         self.engine = FakeEngine(
             GROUPS[groups], num_blocks, block_size, max_num_seqs, budget, prefix_caching=prefix_caching, policies=policies,
-            min_shared_tokens=8, step_s=1.0,
+            min_shared_tokens=8, step_s=1.0, guess=guesses(GROUPS[groups]) if guessing else None,
         )  # fmt: skip
         self.names: list[RequestId] = []
 
