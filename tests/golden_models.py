@@ -221,7 +221,11 @@ CASES = (
         "phi3",
         "Phi3ForCausalLM",
         {"num_kv_heads": 2, "tied": True, "head_dim": 16, "long_factors": _LONG, "short_factors": _SHORT},
-        metadata={"rope.scaling.original_context_length": 32, "rope.dimension_count": 12},
+        metadata={
+            "rope.scaling.original_context_length": 32,
+            "rope.scaling.attn_factor": math.sqrt(1 + math.log(4) / math.log(32)),
+            "rope.dimension_count": 12,
+        },
         hf_rope={
             "rope_type": "longrope",
             "long_factor": list(_LONG),
