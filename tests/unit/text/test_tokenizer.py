@@ -22,7 +22,18 @@ from hotloop.weights.gguf import GGUFFile
 from nasty_corpus import nasty_corpus
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-BYTE_LEVEL = ("gpt-2", "smollm", "llama-bpe", "qwen2")
+BYTE_LEVEL = (
+    "gpt-2",
+    "smollm",
+    "llama-bpe",
+    "qwen2",
+    "dbrx",
+    "tekken",
+    "gpt-4o",
+    "deepseek-coder",
+    "deepseek-llm",
+    "deepseek-v3",
+)
 
 
 def small_metadata(name: str, **changes: Any) -> dict[str, Any]:
@@ -116,9 +127,7 @@ def test_incremental_text_equals_the_full_decoding_of_every_prefix(
 
 @pytest.mark.real_model
 @given(data=st.data())
-def test_incremental_text_of_a_real_vocabulary(
-    real_smollm: Tokenizer, data: st.DataObject
-) -> None:  # known fault B38
+def test_incremental_text_of_a_real_vocabulary(real_smollm: Tokenizer, data: st.DataObject) -> None:  # known fault B38
     ids = data.draw(st.lists(st.integers(0, real_smollm.vocab_size - 1), max_size=12))
     detokenizer = Detokenizer(real_smollm)
     assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == real_smollm.decode(ids)
@@ -286,9 +295,18 @@ def test_the_lower_bound_counts_bytes_where_tokens_are_bytes() -> None:  # known
     assert plain.min_num_tokens("") == 0
 
 
-@pytest.mark.parametrize("tokenizer", [small_bpe("qwen2"), small_bpe("smollm"), small_spm()])
+@pytest.mark.parametrize("tokenizer", [*map(small_bpe, BYTE_LEVEL), small_spm()])
 def test_hostile_texts_are_encoded_whole(tokenizer: Tokenizer) -> None:  # known fault B108
-    for text in ("a" * 50_000, " " * 50_000, "\n" * 50_000, "😀" * 10_000, "a1" * 20_000, "\u0378" * 20_000):
+    for text in (
+        "a" * 50_000,
+        " " * 50_000,
+        " " * 50_000 + "x",
+        " " * 50_000 + "\U0001f600",
+        "\n" * 50_000,
+        "😀" * 10_000,
+        "a1" * 20_000,
+        "\u0378" * 20_000,
+    ):
         assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text
 
 

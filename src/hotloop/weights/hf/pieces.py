@@ -35,3 +35,5 @@ class Pieces:
     merges: list[str] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
     unknown_token_id: int | None = None
+    bos_token_id: int | None = None  # where the file itself says so
+    eos_token_id: int | None = None

@@ -1,8 +1,8 @@
 """The vocabulary of a SentencePiece model file (tokenizer.model), for folders without a tokenizer.json.
 
-The file is a protocol buffer. Read are, of its ModelProto: pieces (1: piece 1, score 2, type 3), trainer_spec (2:
-model_type 3) and normalizer_spec (3: add_dummy_prefix 3, remove_extra_whitespaces 4). Source: sentencepiece_model.proto
-of the SentencePiece project.
+The file is a protocol buffer, a ModelProto. Read are: pieces (1: piece 1, score 2, type 3), trainer_spec (2: model_type 3,
+bos_id 41, eos_id 42) and normalizer_spec (3: add_dummy_prefix 3, remove_extra_whitespaces 4).
+Source: sentencepiece_model.proto of the SentencePiece project.
 """
 
 import struct
@@ -65,7 +65,18 @@ def _pieces(data: memoryview, path: Path) -> Pieces:
         raise ModelFileError(f"{path}: it removes extra spaces, which hotloop does not. Use a GGUF file of this model")
     unknown = next((i for i, kind in types.items() if kind == _UNKNOWN), None)
     prefix: SpacePrefix = "always" if normalizer.get(3, 1) else "never"
-    return Pieces("llama", texts, types, added, prefix, scores=scores, unknown_token_id=unknown)
+    bos, eos = (trainer.get(number, default) for number, default in ((41, 1), (42, 2)))
+    return Pieces(
+        "llama",
+        texts,
+        types,
+        added,
+        prefix,
+        scores=scores,
+        unknown_token_id=unknown,
+        bos_token_id=bos if bos in texts else None,  # a model without one has a negative number there
+        eos_token_id=eos if eos in texts else None,
+    )
 
 
 def _piece(data: memoryview) -> tuple[str, float, int]:

@@ -141,6 +141,9 @@ def _special_tokens(
             )
         if chosen[name] is None and stated:
             chosen[name] = stated[0]
+    for name, of_file in (("bos", pieces.bos_token_id), ("eos", pieces.eos_token_id)):
+        if chosen[name] is None and of_file is not None and of_file < len(tokens):
+            chosen[name] = of_file
     if pieces.unknown_token_id is not None:
         chosen["unk"] = pieces.unknown_token_id
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
