@@ -286,3 +286,13 @@ def every_format() -> Sequence[tuple[str, str | Mapping[str, str]]]:
     mixed = {"token_embd": "Q8_0", "ffn_down": "Q6_K", "attn_v": "Q8_0", "ffn_gate": "Q5_0", "*": "Q4_K"}
     low_bits = {"token_embd": "Q5_K", "output": "Q6_K", "ffn_down": "Q3_K", "attn_v": "IQ4_XS", "*": "Q2_K"}
     return [*((format, format) for format in FORMATS), ("mixed", mixed), ("mixed-2", low_bits)]
+
+
+def every_format_of_some() -> Sequence[tuple[str, str, str | Mapping[str, str]]]:
+    """(architecture, id, formats): every format in those whose matrices are used in a way of their own, else two."""
+    return [
+        (architecture, id, formats)
+        for architecture in ARCHITECTURES
+        for id, formats in every_format()
+        if architecture in ("llama", "gemma3", "phi3") or id in ("F16", "mixed")
+    ]

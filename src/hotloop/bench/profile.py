@@ -16,7 +16,7 @@ from hotloop.weights.model_file import ModelFile
 OUTSIDE = "outside"
 
 _TENSORS = {
-    "qkv": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+    "qkv": ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_qkv.weight"),
     "attn_output": ("attn_output.weight",),
     "gate_up": ("ffn_gate.weight", "ffn_up.weight"),
     "ffn_down": ("ffn_down.weight",),

@@ -102,8 +102,8 @@ def read_rope(
         case "linear" | "yarn":
             return replace(rope, scaling=scaling, factor=factor)
         case "dynamic":
-            alpha = meta.number("rope.scaling.alpha", dynamic_ntk_factor(factor, context_length, original))
-            return replace(rope, scaling="ntk", factor=alpha)
+            alpha = meta.number("rope.scaling.alpha", 0.0, positive=False)
+            return replace(rope, scaling="ntk", factor=alpha or dynamic_ntk_factor(factor, context_length, original))
         case "llama3":
             computed = replace(rope, freq_factors=_compute_llama3_factors(meta, dim, base))
             return rope if rope.tensors else computed
@@ -119,7 +119,10 @@ def _read_scaling(meta: ArchMetadata, tensors: tuple[str, ...]) -> tuple[str, fl
     legacy_factor = meta.number("rope.scale_linear", 1.0)
     factor = meta.number("rope.scaling.factor", legacy_factor)
     longrope = _LONG in tensors or _SHORT in tensors
-    implied = "longrope" if longrope else "dynamic" if meta.has("rope.scaling.alpha") else "none"
+    alpha = meta.number("rope.scaling.alpha", 0.0, positive=False)
+    if 0 < alpha < 1:
+        raise meta.error("rope.scaling.alpha", f"must be at least 1, but is {alpha}")
+    implied = "longrope" if longrope else "dynamic" if alpha else "none"
     if implied == "none" and factor != 1.0 and not meta.has("rope.scaling.type"):
         implied = "linear"
     scaling = meta.text("rope.scaling.type", implied)

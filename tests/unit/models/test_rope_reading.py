@@ -7,13 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hotloop.errors import ModelFileError
+from hotloop.models.metadata import ArchMetadata
 from hotloop.models.registry import load_model_spec
-from hotloop.models.rope import RopeConfig
+from hotloop.models.rope import RopeConfig, read_rope
 from hotloop.ops.rope import llama3_factors, longrope_attention_factor
 from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.gguf_writer import WritableTensor, WritableValue
+from hotloop.weights.model_file import MetadataValue
 from tiny_models import write_tiny_model
 
 LONG, SHORT = tuple(2.0 + i for i in range(8)), tuple(1.0 + i / 8 for i in range(8))
@@ -98,6 +102,7 @@ def test_longrope_without_an_attention_factor_has_the_papers(
         ({"rope.scaling.original_context_length": 256}, {"long_factors": LONG}, "rope_factors_short.weight is missing"),
         ({}, {"long_factors": LONG, "short_factors": SHORT}, "original_context_length"),
         ({"rope.scaling.type": "yarn"}, {"long_factors": LONG, "short_factors": SHORT}, "yarn.*only one"),
+        ({"rope.scaling.alpha": 0.5}, {}, "rope.scaling.alpha must be at least 1"),
         ({"rope.scaling.type": "linear", "rope.scaling.alpha": 4.0}, {}, "linear.*rope.scaling.alpha.*only one"),
         ({}, {"long_factors": LONG, "short_factors": SHORT, "freq_factors": LONG}, "rope_freqs.weight and rope_factors_long"),
         ({"rope.scaling.type": "llama3"}, {}, "rope.scaling.factor' is missing"),
@@ -153,3 +158,45 @@ def test_yarn_without_truncation_moves_the_ramp(tmp_path: Path) -> None:
     rounded, exact = (inv_freq(rope_of(tmp_path, keys | {"rope.scaling.yarn_truncate": t})) for t in (True, False))
     assert rounded != exact
     assert inv_freq(rope_of(tmp_path, keys)) == rounded
+
+
+@pytest.fixture(scope="module")
+def longrope_file(tmp_path_factory: pytest.TempPathFactory) -> GGUFFile:
+    keys: dict[str, WritableValue] = {"llama.rope.scaling.original_context_length": 64}
+    path = tmp_path_factory.mktemp("models") / "m.gguf"
+    return GGUFFile.open(write_tiny_model(path, metadata=keys, long_factors=LONG, short_factors=SHORT))
+
+
+KEYS = (
+    "freq_base", "dimension_count", "scale_linear", "scaling.factor", "scaling.original_context_length",
+    "scaling.attn_factor", "scaling.alpha", "scaling.yarn_beta_fast", "scaling.yarn_beta_slow",
+    "scaling.yarn_log_multiplier", "scaling.low_freq_factor", "scaling.high_freq_factor",
+)  # fmt: skip
+NUMBERS = st.floats(width=32) | st.integers(-(2**31), 2**31) | st.sampled_from([0.0, 1.0, 2**-126, 3e38])
+TYPES = st.sampled_from(["none", "linear", "yarn", "dynamic", "llama3", "longrope", "spiral"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    numbers=st.dictionaries(
+        st.sampled_from(KEYS),
+        NUMBERS,
+    ),
+    scaling=st.none() | TYPES,
+    context_length=st.integers(1, 2**31 - 1),
+    tensors=st.booleans(),
+)
+def test_absurd_values_are_refused_or_give_numbers(
+    longrope_file: GGUFFile, numbers: dict[str, MetadataValue], scaling: str | None, context_length: int, tensors: bool
+) -> None:
+    metadata = {f"llama.rope.{key}": value for key, value in numbers.items()}
+    if scaling is not None:
+        metadata["llama.rope.scaling.type"] = scaling
+    longrope_file.metadata = metadata
+    try:
+        rope = read_rope(ArchMetadata(longrope_file, "llama"), "half_split", 16, context_length, tensors=tensors).rope()
+    except ModelFileError:
+        return
+    assert np.isfinite(rope.inv_freq).all()
+    assert (rope.inv_freq >= 0).all()
+    assert np.isfinite(rope.attention_factor)
