@@ -24,14 +24,20 @@ namespace {
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-std::shared_ptr<WeightMatrix> make_matrix(WeightFormat format, int64_t rows, int64_t cols, const Bytes& src, ThreadTeam& team) {
-  check_matrix_shape(format, rows, cols);
-  if (static_cast<int64_t>(src.size()) != rows * source_row_bytes(format, cols)) {
+void check_bytes(const Matrix& matrix, int64_t rows, const Bytes& src) {
+  if (static_cast<int64_t>(src.size()) != rows * source_row_bytes(matrix.format, matrix.cols)) {
     throw std::invalid_argument("a weight matrix's bytes do not match its format and shape");
   }
+}
+
+std::shared_ptr<WeightMatrix> make_matrix(WeightFormat format, int64_t rows, int64_t cols, const Bytes& src, ThreadTeam& team) {
+  check_matrix_shape(format, rows, cols);
+  check_bytes(Matrix{format, rows, cols, nullptr}, rows, src);
   MemoryRows source(src.data());
   nb::gil_scoped_release release;
-  return std::make_shared<WeightMatrix>(format, rows, cols, source, team, nullptr);
+  auto matrix = std::make_shared<WeightMatrix>(format, rows, cols, nullptr);
+  matrix->fill(0, rows, source, team);
+  return matrix;
 }
 
 std::shared_ptr<WeightMatrix> read_matrix(WeightFormat format, int64_t rows, int64_t cols, int fd, int64_t offset,
@@ -39,9 +45,23 @@ std::shared_ptr<WeightMatrix> read_matrix(WeightFormat format, int64_t rows, int
   check_matrix_shape(format, rows, cols);
   nb::gil_scoped_release release;
   FileRows source(fd, offset, team.size());
-  auto matrix = std::make_shared<WeightMatrix>(format, rows, cols, source, team, std::move(memory));
+  auto matrix = std::make_shared<WeightMatrix>(format, rows, cols, std::move(memory));
+  matrix->fill(0, rows, source, team);
   source.check();
   return matrix;
+}
+
+std::shared_ptr<WeightMatrix> empty_matrix(WeightFormat format, int64_t rows, int64_t cols, std::shared_ptr<WeightMemory> memory) {
+  check_matrix_shape(format, rows, cols);
+  return std::make_shared<WeightMatrix>(format, rows, cols, std::move(memory));
+}
+
+void fill_matrix(WeightMatrix& matrix, int64_t first, const Bytes& src, ThreadTeam& team) {
+  const int64_t rows = static_cast<int64_t>(src.size()) / source_row_bytes(matrix.matrix().format, matrix.matrix().cols);
+  check_bytes(matrix.matrix(), rows, src);
+  MemoryRows source(src.data());
+  nb::gil_scoped_release release;
+  matrix.fill(first, rows, source, team);
 }
 
 }  // namespace
@@ -89,6 +109,10 @@ void bind_runtime(nb::module_& m) {
       .def(nb::new_(&make_matrix), "format"_a, "rows"_a, "cols"_a, "src"_a, "team"_a)
       .def_static("read", &read_matrix, "format"_a, "rows"_a, "cols"_a, "fd"_a, "offset"_a, "team"_a, "memory"_a,
                   "Repacked from an open file, offset in bytes. Raises RuntimeError if the file cannot be read or ends early.")
+      .def_static("empty", &empty_matrix, "format"_a, "rows"_a, "cols"_a, "memory"_a, "To be filled; until then its values are undefined.")
+      .def("fill", &fill_matrix, "first"_a, "src"_a, "team"_a,
+           "Repack rows from `first` on: whole row blocks (of row_block), or up to the last row.")
+      .def_static("row_block", [] { return kRowBlock; }, "Rows that are repacked together.")
       .def_prop_ro("rows", [](const WeightMatrix& w) { return w.matrix().rows; })
       .def_prop_ro("cols", [](const WeightMatrix& w) { return w.matrix().cols; })
       .def_prop_ro("format", [](const WeightMatrix& w) { return w.matrix().format; })

@@ -54,24 +54,33 @@ int64_t matrix_bytes(WeightFormat format, int64_t rows, int64_t cols) {
   return round_up(row_blocks(rows) * row_block_bytes(format, cols), 64);
 }
 
-WeightMatrix::WeightMatrix(WeightFormat format, int64_t rows, int64_t cols, RowSource& source, ThreadTeam& team,
-                           std::shared_ptr<WeightMemory> memory)
+WeightMatrix::WeightMatrix(WeightFormat format, int64_t rows, int64_t cols, std::shared_ptr<WeightMemory> memory)
     : memory_(std::move(memory)), nbytes_(row_blocks(rows) * row_block_bytes(format, cols)) {
   if (memory_ == nullptr) memory_ = std::make_shared<WeightMemory>(nbytes_);
-  uint8_t* data = memory_->take(nbytes_);
-  matrix_ = Matrix{format, rows, cols, data};
-  Repacking job(matrix_, source, data);
+  data_ = memory_->take(nbytes_);
+  matrix_ = Matrix{format, rows, cols, data_};
+}
+
+void WeightMatrix::fill(int64_t first, int64_t rows, RowSource& source, ThreadTeam& team) {
+  if (first < 0 || rows < 0 || first + rows > matrix_.rows || first % kRowBlock != 0 ||
+      (rows % kRowBlock != 0 && first + rows != matrix_.rows)) {
+    throw std::out_of_range("rows of a weight matrix are filled in whole row blocks");
+  }
+  uint8_t* dst = data_ + first / kRowBlock * row_block_bytes(matrix_.format, matrix_.cols);
+  const Matrix part{matrix_.format, rows, matrix_.cols, dst};
+  Repacking job(part, source, dst);
   team.run(job);
 }
 
 WeightMatrix::WeightMatrix(const WeightMatrix& whole, int64_t begin, int64_t rows)
     : memory_(whole.memory_), nbytes_(row_blocks(rows) * row_block_bytes(whole.matrix_.format, whole.matrix_.cols)),
-      matrix_(whole.matrix_) {
+      data_(whole.data_), matrix_(whole.matrix_) {
   if (begin < 0 || begin % kRowBlock != 0 || rows < 1 || begin > whole.matrix_.rows - rows) {
     throw std::invalid_argument("a part of a matrix must begin at a multiple of 8 rows and lie inside it");
   }
+  data_ += begin / kRowBlock * row_block_bytes(matrix_.format, matrix_.cols);
   matrix_.rows = rows;
-  matrix_.data += begin / kRowBlock * row_block_bytes(matrix_.format, matrix_.cols);
+  matrix_.data = data_;
 }
 
 WeightVector::WeightVector(const float* src, int64_t n)

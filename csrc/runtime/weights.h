@@ -25,20 +25,21 @@ class WeightMemory {
 // Bytes that a repacked matrix takes of a WeightMemory.
 int64_t matrix_bytes(WeightFormat format, int64_t rows, int64_t cols);
 
-// Where a matrix's rows are read from: rows * source_row_bytes(format, cols) bytes. Called by the team's threads.
+// Where rows of a matrix are read from: rows * source_row_bytes(format, cols) bytes. Called by the team's threads.
 class RowSource {
  public:
   virtual ~RowSource() = default;
-  // bytes [begin, begin + size) of the matrix, valid until the thread's next call; nullptr if they cannot be read.
+  // bytes [begin, begin + size) of the rows, valid until the thread's next call; nullptr if they cannot be read.
   virtual const uint8_t* read(int64_t begin, int64_t size, int thread) = 0;
 };
 
 class WeightMatrix {
  public:
-  // Repacks in parallel, a tile of rows at a time per thread, and does not need the source afterwards.
-  // memory: where it lies; nullptr for a block of its own.
-  WeightMatrix(WeightFormat format, int64_t rows, int64_t cols, RowSource& source, ThreadTeam& team,
-               std::shared_ptr<WeightMemory> memory);
+  // Not filled yet. memory: where it lies; nullptr for a block of its own.
+  WeightMatrix(WeightFormat format, int64_t rows, int64_t cols, std::shared_ptr<WeightMemory> memory);
+  // Repacks the source, which is rows [first, first + rows), in parallel, a tile of rows at a time per thread.
+  // Whole row blocks (kRowBlock), or up to the last row. Throws std::out_of_range for others.
+  void fill(int64_t first, int64_t rows, RowSource& source, ThreadTeam& team);
   // Rows [begin, begin + rows) of `whole`, in its memory: a part of a fused matrix. begin: a multiple of kRowBlock.
   // Throws std::invalid_argument for any other range.
   WeightMatrix(const WeightMatrix& whole, int64_t begin, int64_t rows);
@@ -48,10 +49,11 @@ class WeightMatrix {
  private:
   std::shared_ptr<WeightMemory> memory_;
   int64_t nbytes_;
+  uint8_t* data_;
   Matrix matrix_;
 };
 
-// The matrix is in memory.
+// The rows are in memory.
 class MemoryRows final : public RowSource {
  public:
   explicit MemoryRows(const uint8_t* data) : data_(data) {}

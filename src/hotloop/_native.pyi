@@ -110,6 +110,19 @@ class WeightMatrix:
         Repacked from an open file, offset in bytes. Raises RuntimeError if the file cannot be read or ends early.
         """
 
+    @staticmethod
+    def empty(format: WeightFormat, rows: int, cols: int, memory: WeightMemory) -> WeightMatrix:
+        """To be filled; until then its values are undefined."""
+
+    def fill(self, first: int, src: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], team: ThreadTeam) -> None:
+        """
+        Repack rows from `first` on: whole row blocks (of row_block), or up to the last row.
+        """
+
+    @staticmethod
+    def row_block() -> int:
+        """Rows that are repacked together."""
+
     @property
     def rows(self) -> int: ...
 

@@ -25,7 +25,8 @@ class EngineConfig:
     share blocks. scheduling_policy: who runs first, by arrival or by (priority, arrival). speculation: "forced" verifies in
     one step tokens that the form of an answer leaves no choice about. threads: None for the physical cores this process may
     use. isa: kernel set, "" for the best (or $HOTLOOP_ISA). activations: "f32" is a test mode that skips activation
-    quantization.
+    quantization. recommended_sampling: requests that leave a sampling parameter open get the model's recommendation
+    (catalog, generation_config.json), not the neutral value.
 
     Raises: InvalidRequestError naming the field and the allowed values.
     """
@@ -43,6 +44,7 @@ class EngineConfig:
     threads: int | None = None
     isa: str = field(default_factory=lambda: os.environ.get("HOTLOOP_ISA", ""))
     activations: ActivationDtype = "int8"
+    recommended_sampling: bool = True
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -57,8 +59,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and low <= value <= high):
                 raise InvalidRequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}")
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise InvalidRequestError(f"enable_prefix_caching is {self.enable_prefix_caching!r}; it must be true or false")
+        for name in ("enable_prefix_caching", "recommended_sampling"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; it must be true or false")
         for name, allowed in (
             ("kv_dtype", get_args(KVDtype)),
             ("scheduling_policy", get_args(SchedulingPolicy)),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hotloop
+from tiny_folders import write_tiny_folder
 from tiny_models import checkpoint_tensor, tiny_config, write_tiny_model
 
 
@@ -47,6 +48,28 @@ def test_any_sampling_parameter_can_be_set(environment: dict[str, str], model: P
         result = run(environment, "run", model, "hello", "--set", wrong)
         assert result.returncode == 1
         assert message in result.stderr
+
+
+def test_a_hugging_face_folder_is_a_model(environment: dict[str, str], tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "Tiny-0.5B", num_shards=2, generation={"temperature": 0.0})
+    gguf = write_tiny_model(tmp_path / "tiny.gguf")
+    answers = []
+    for model, more in ((folder, ()), (gguf, ("--temperature", "0")), (folder, ("--no-recommended-sampling", "--seed", "4"))):
+        result = run(environment, "run", model, "hello", "--json", "--max-tokens", "8", "--raw", *more)
+        assert result.returncode == 0, result.stderr
+        answers.append(json.loads(result.stdout)["choices"][0]["token_ids"])
+    assert answers[0] == answers[1] != answers[2]
+    facts = json.loads(run(environment, "inspect", folder, "--json").stdout)
+    assert (facts["architecture"], facts["name"], facts["runs"]) == ("llama", "Tiny-0.5B", True)
+    assert facts["file_bytes"] == sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    (folder / "model-00002-of-00002.safetensors").write_bytes(b"")
+    result = run(environment, "run", folder, "hello")
+    assert result.returncode == 1
+    assert "model-00002-of-00002.safetensors: 0 bytes cannot hold a safetensors header" in result.stderr
+    (folder / "config.json").unlink()
+    result = run(environment, "run", folder, "hello")
+    assert result.returncode == 1
+    assert "is a folder without config.json" in result.stderr
 
 
 def test_json_has_the_documented_fields(environment: dict[str, str], model: Path) -> None:

@@ -31,6 +31,7 @@ def command(
     kv_dtype: opt.KvDtype = "f16",
     enable_prefix_caching: opt.EnablePrefixCaching = True,
     speculation: opt.Speculation = "forced",
+    recommended_sampling: opt.RecommendedSampling = True,
     threads: opt.Threads = None,
     isa: opt.Isa = None,
     yes: opt.Yes = False,
@@ -59,7 +60,7 @@ def command(
             name, yes=yes, isa=isa, tell=True, threads=threads, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
             kv_cache_memory_bytes=kv_cache_memory_bytes, kv_dtype=kv_dtype,
-            enable_prefix_caching=enable_prefix_caching, speculation=speculation,
+            enable_prefix_caching=enable_prefix_caching, speculation=speculation, recommended_sampling=recommended_sampling,
         )  # fmt: skip
         start_s = time.perf_counter()
         with _Bar(total) as bar:

@@ -55,6 +55,9 @@ Speculation = Annotated[
     str,
     typer.Option(help="none, or forced: tokens that an answer's form leaves no choice about are computed several at a time."),
 ]
+RecommendedSampling = Annotated[
+    bool, typer.Option(help="Where a request leaves a parameter open, sample as the model's makers recommend.")
+]
 KvDtype = Annotated[str, typer.Option(help="KV cache dtype: f32, f16, bf16 or int8.")]
 Isa = Annotated[str | None, typer.Option(help="Kernel set; default: the best here, or $HOTLOOP_ISA.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Pull a missing model without asking.")]

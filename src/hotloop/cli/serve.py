@@ -39,6 +39,7 @@ def command(
     kv_dtype: opt.KvDtype = "f16",
     enable_prefix_caching: opt.EnablePrefixCaching = True,
     speculation: opt.Speculation = "forced",
+    recommended_sampling: opt.RecommendedSampling = True,
     scheduling_policy: Annotated[
         str, typer.Option(help="fcfs or priority: whose requests the engine prefers, whatever their keys.")
     ] = "fcfs",
@@ -86,10 +87,11 @@ def command(
     from hotloop.server.auth import load_api_keys
     from hotloop.server.logs import configure_logging
     from hotloop.server.start import run_server
+    from hotloop.weights.open_model import model_name
 
     path = require_model(model, yes=yes)
     settings = ServeSettings(
-        model_names=tuple(served_model_name or [path.stem if os.path.exists(os.path.expanduser(model)) else model]),
+        model_names=tuple(served_model_name or [model_name(path) if os.path.exists(os.path.expanduser(model)) else model]),
         host=host, port=port, api_keys=load_api_keys(api_key or [], api_key_file), public_metrics=public_metrics,
         default_max_tokens=default_max_tokens, max_tokens_limit=max_tokens_limit, max_queued_requests=max_queued_requests,
         max_queued_tokens=max_queued_tokens, max_requests_per_key=max_requests_per_key, max_body_bytes=max_body_bytes,
@@ -102,6 +104,6 @@ def command(
         "prefill_tokens_beside_decodes": prefill_tokens_beside_decodes, "max_model_len": max_model_len,
         "block_size": block_size, "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_dtype": kv_dtype,
         "enable_prefix_caching": enable_prefix_caching, "scheduling_policy": scheduling_policy, "threads": threads,
-        "isa": isa, "speculation": speculation,
+        "isa": isa, "speculation": speculation, "recommended_sampling": recommended_sampling,
     }  # fmt: skip
     run_server(path, engine_options, settings)

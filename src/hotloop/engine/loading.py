@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import gc
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,15 +17,17 @@ from hotloop.engine.client import EngineClient, EngineInfo, InProcessClient
 from hotloop.engine.core import EngineCore
 from hotloop.engine.inputs import InputProcessor
 from hotloop.engine.model_runner import ModelRunner
+from hotloop.engine.recommended import recommended_sampling
 from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.telemetry.ceilings import read_ceiling
 from hotloop.text.tokenizer import Tokenizer
-from hotloop.weights.catalog import entry_for
 from hotloop.weights.open_model import open_model
 from hotloop.weights.resolve import resolve
 
 _PREFILL_TOKENS_BESIDE_DECODES = 16
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,35 +60,38 @@ def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
     with open_model(path) as model_file:
         tokenizer = Tokenizer.from_metadata(model_file.metadata)
         grammars = GrammarCompiler(lambda: tokenizer)
+        recommended = recommended_sampling(model, model_file)
         built = build_core(model_file, config, grammars)
     # What is left of the file's metadata and of building the tokenizer: tens of megabytes.
     gc.collect()
     _native.release_free_memory()
     return LoadedEngine(
-        path=path, config=config, inputs=input_processor(model, path, tokenizer, built.info, grammars), runner=built.runner,
-        core=built.core, client=InProcessClient(built.core, built.info), ceiling_bytes_per_s=ceiling,
+        path=path, config=config, inputs=input_processor(path, tokenizer, recommended, built.info, grammars),
+        runner=built.runner, core=built.core, client=InProcessClient(built.core, built.info), ceiling_bytes_per_s=ceiling,
     )  # fmt: skip
 
 
 def input_processor(
-    model: str | Path, path: Path, tokenizer: Tokenizer, info: EngineInfo, grammars: GrammarCompiler | None = None
+    path: Path,
+    tokenizer: Tokenizer,
+    recommended: Mapping[str, Any],
+    info: EngineInfo,
+    grammars: GrammarCompiler | None = None,
 ) -> InputProcessor:
-    """The client's side of an engine. grammars: the engine's, if it is in this process.
+    """The client's side of an engine. recommended: the model's sampling, used unless the configuration says not to.
+    grammars: the engine's, if it is in this process.
 
     Raises HotloopError if tokenizer and model do not belong together.
     """
     if tokenizer.vocab_size > info.vocab_size:
         raise HotloopError(f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {info.vocab_size}")
-    entry = entry_for(model) or entry_for(path)
-    recommended = {} if entry is None else {
-        f.name: getattr(entry.sampling, f.name) for f in fields(entry.sampling)
-        if getattr(entry.sampling, f.name) is not None
-    }  # fmt: skip
+    applied = recommended if info.config.recommended_sampling else {}
+    _log.info("%s: sampling where a request says nothing: %s", path.name, dict(applied) or "temperature 1, all else off")
     return InputProcessor(
         tokenizer,
         info.max_model_len,
         max_request_tokens=info.max_request_tokens,
-        recommended=recommended,
+        recommended=applied,
         name=path.name,
         grammars=grammars,
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.engine.loading import ConnectedEngine, engine_config, for_readers, input_processor
+from hotloop.engine.recommended import recommended_sampling
 from hotloop.engine.supervisor import SupervisedClient
 from hotloop.telemetry.ceilings import read_ceiling
 from hotloop.text.tokenizer import Tokenizer
@@ -37,8 +38,9 @@ def start_engine_process(
     try:
         with open_model(path) as model_file:  # while the engine loads the weights
             tokenizer = Tokenizer.from_metadata(model_file.metadata)
+            recommended = recommended_sampling(model, model_file)
         client.wait_until_ready()
-        inputs = input_processor(model, path, tokenizer, client.info)
+        inputs = input_processor(path, tokenizer, recommended, client.info)
     except BaseException:
         client.close()
         raise

@@ -78,7 +78,8 @@ def check_tensors(model_file: ModelFile, expected: TensorShapes, architecture: s
     Raises: ModelFileError for tensors that are missing, have another shape or a format hotloop does not
     compute with, or that belong to the model but are not implemented. Other extra tensors are a warning.
     """
-    missing = [name for name in expected if name not in model_file.tensors]
+    called = model_file.source_name
+    missing = [called(name) for name in expected if name not in model_file.tensors]
     if missing:
         raise ModelFileError(
             f"{model_file.path}: {len(missing)} tensors of a {architecture} model are missing: {_listed(missing)}"
@@ -88,18 +89,18 @@ def check_tensors(model_file: ModelFile, expected: TensorShapes, architecture: s
     for name, shape in expected.items():
         tensor = model_file.tensors[name]
         if tensor.shape != shape:
-            wrong_shapes.append(f"{name} is {list(tensor.shape)}, the metadata ask for {list(shape)}")
+            wrong_shapes.append(f"{called(name)} is {list(tensor.shape)}, the metadata ask for {list(shape)}")
         supported = VECTOR_FORMATS if len(shape) == 1 else SUPPORTED_FORMATS
         if tensor.format not in supported:
-            wrong_formats.append(f"{name} is {tensor.format} (supported: {', '.join(supported)})")
+            wrong_formats.append(f"{called(name)} is {tensor.format} (supported: {', '.join(supported)})")
         elif len(shape) == 2 and shape[1] % GROUP_SIZE:
-            wrong_shapes.append(f"{name} has rows of {shape[1]}, which is no multiple of {GROUP_SIZE}")
+            wrong_shapes.append(f"{called(name)} has rows of {shape[1]}, which is no multiple of {GROUP_SIZE}")
     if wrong_shapes:
         raise ModelFileError(f"{model_file.path}: tensors of the wrong shape: {_listed(wrong_shapes)}")
     if wrong_formats:
         raise ModelFileError(f"{model_file.path}: unsupported tensor formats: {_listed(wrong_formats)}")
     extra = [name for name in model_file.tensors if name not in expected]
-    unknown = [name for name in extra if name.startswith(_PART_OF_THE_MODEL)]
+    unknown = [called(name) for name in extra if name.startswith(_PART_OF_THE_MODEL)]
     if unknown:
         raise ModelFileError(
             f"{model_file.path}: tensors that hotloop does not implement for {architecture}, and that may change "

@@ -21,12 +21,13 @@ from hotloop.kv_cache.storage import KVStorage
 from hotloop.ops.batch import ForwardBatch
 from hotloop.ops.protocol import QKV, Activation, Rope
 from hotloop.quant.formats import dequantize
-from hotloop.weights.model_file import ModelFile
+from hotloop.weights.model_file import ModelFile, TensorInfo
 
 Extent = Literal["tokens", "logits"]
 Form = Literal["f32", "int8"]
 
 _FLOAT_FORMATS = ("F32", "F16", "BF16")
+_CHUNK_BYTES = 8 << 20  # of a matrix that is not read as it lies
 
 
 @dataclass(eq=False, slots=True)
@@ -83,7 +84,8 @@ class NativeWeights:
         for info, weight_format, rows, cols in matrices:
             location = model_file.location(info.name)
             if location is None:
-                matrix = _native.WeightMatrix(weight_format, rows, cols, model_file.read(info.name), team)
+                matrix = _native.WeightMatrix.empty(weight_format, rows, cols, memory)
+                _fill(matrix, model_file, info, team)
             else:
                 try:
                     matrix = _native.WeightMatrix.read(weight_format, rows, cols, *location, team, memory)
@@ -116,6 +118,14 @@ class NativeWeights:
             vector = vector.part(start, size)
         assert vector.size == size, f"{name} has not {size} elements"
         return vector
+
+
+def _fill(matrix: _native.WeightMatrix, model_file: ModelFile, info: TensorInfo, team: _native.ThreadTeam) -> None:
+    """Repack what has to be made on reading, a few megabytes of rows at a time."""
+    step = _round_up(max(_CHUNK_BYTES // info.row_bytes, 1), _native.WeightMatrix.row_block())
+    for start in range(0, info.num_rows, step):
+        rows = model_file.read_rows(info.name, start, min(start + step, info.num_rows))
+        matrix.fill(start, rows, team)
 
 
 class NativeOps:

@@ -118,7 +118,7 @@ class ModelFile(ABC):
     def info(self, name: str) -> TensorInfo:
         """Raises ModelFileError if the model has no such tensor."""
         if name not in self.tensors:
-            raise ModelFileError(f"{self.path}: the tensor {quote(name)} is missing")
+            raise ModelFileError(f"{self.path}: the tensor {quote(self.source_name(name))} is missing")
         return self.tensors[name]
 
     def read(self, name: str) -> NDArray[np.uint8]:
@@ -134,10 +134,14 @@ class ModelFile(ABC):
         data.flags.writeable = False
         return data
 
+    def source_name(self, name: str) -> str:
+        """What the files call a tensor, whether or not it is there: for messages."""
+        return name
+
     def unreadable(self, name: str, why: str) -> ModelFileError:
         """The error of a tensor that was there when the file was opened."""
         return ModelFileError(
-            f"{self.path}: the tensor {quote(name)} cannot be read any more: {why}; "
+            f"{self.path}: the tensor {quote(self.source_name(name))} cannot be read any more: {why}; "
             f"let whatever writes the file finish, and load it again"
         )
 

@@ -9,6 +9,9 @@ from hotloop.weights import cache, discover
 from hotloop.weights.catalog import DEFAULT_MODEL, CatalogEntry, catalog
 from hotloop.weights.reference import HubReference, OllamaReference, choose_file, parse_reference, split_parts
 
+FOLDER_CONFIG = "config.json"
+"""What makes a folder a model's."""
+
 
 class NotPulledError(ModelNotFoundError):
     """MODEL is known but not on this machine: `hotloop pull` fetches it."""
@@ -17,7 +20,8 @@ class NotPulledError(ModelNotFoundError):
 def resolve(model: str) -> Path:
     """The file that MODEL means: a catalog name, a path, hf:owner/repo[@revision][/file], ollama:name[:tag].
 
-    A catalog name wins over a file of that name (write ./name for the file). Nothing is downloaded.
+    A path may be that of a Hugging Face folder (one with config.json), which comes back absolute. A catalog name wins over
+    a file of that name (write ./name for the file). Nothing is downloaded.
 
     Raises NotPulledError for a known model that is not here, ModelNotFoundError for anything else.
     """
@@ -44,7 +48,9 @@ def locate(model: str) -> Path | None:
             return next((m.path for m in discover.scan_ollama() if m.model == str(reference)), None)
     path = Path(os.path.expanduser(model))
     # Not path.is_file(): it raises for a text that is too long for a name, say a question in MODEL's place.
-    return path if os.path.isfile(path) else None
+    if os.path.isfile(path):
+        return path
+    return Path(os.path.abspath(path)) if os.path.isfile(path / FOLDER_CONFIG) else None
 
 
 def pulled_path(reference: HubReference, file: str) -> Path:
@@ -99,7 +105,9 @@ def _not_found(model: str) -> str:
     path = Path(os.path.expanduser(model))
     if os.path.isdir(path):
         files = sorted(p.name for p in path.glob("*.gguf"))[:5]
-        return f"{model} is a folder: name a .gguf file in it" + (f" ({', '.join(files)})" if files else "")
+        if files:
+            return f"{model} is a folder: name a .gguf file in it ({', '.join(files)})"
+        return f"{model} is a folder without {FOLDER_CONFIG}: give a Hugging Face folder that has one, or a .gguf file"
     if model.endswith(".gguf") or model.startswith((".", "~", "/")):
         return f"{model}: no such file; `hotloop list` shows the models on this machine"
     known = list(dict.fromkeys([*catalog(), *(m.model for m in discover.discover())]))
@@ -111,5 +119,6 @@ def _not_found(model: str) -> str:
         return f"no model {shown}: did you mean {' or '.join(near)}? `hotloop pull {near[0]}` gets the first"
     return (
         f"no model {shown}: a MODEL is a catalog name (`hotloop list --catalog`), the path of a .gguf "
-        f"file, hf:owner/repo[/file] or ollama:name[:tag]; `hotloop pull {DEFAULT_MODEL}` fetches a small one"
+        f"file or of a Hugging Face folder, hf:owner/repo[/file] or ollama:name[:tag]; `hotloop pull {DEFAULT_MODEL}` "
+        f"fetches a small one"
     )

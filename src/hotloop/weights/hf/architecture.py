@@ -1,0 +1,134 @@
+"""Architecture: how the folders of one model class map to GGUF's terms. One file per class declares one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.weights.hf.config import HFConfig
+from hotloop.weights.hf.rope import rope_metadata, rope_section
+from hotloop.weights.model_file import MetadataValue
+
+Metadata = dict[str, MetadataValue]
+Change = Literal["as_stored", "permuted_q", "permuted_k", "plus_one", "transposed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A tensor by the name in the folder, and what is done to it on reading (sources.py)."""
+
+    source: str
+    change: Change = "as_stored"
+
+
+def permuted_q(source: str) -> Rule:
+    """Query rows, from half-split to adjacent rotated pairs: llama's GGUF form."""
+    return Rule(source, "permuted_q")
+
+
+def permuted_k(source: str) -> Rule:
+    """Key rows, likewise, by the number of KV heads."""
+    return Rule(source, "permuted_k")
+
+
+def plus_one(source: str) -> Rule:
+    """Gemma's norm gains, stored as w, used as 1 + w."""
+    return Rule(source, "plus_one")
+
+
+def transposed(source: str) -> Rule:
+    """The weight matrix is stored [in, out]; a bias stays as it is."""
+    return Rule(source, "transposed")
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One model class.
+
+    name: the GGUF architecture. classes: names that config.json's `architectures` may hold. defaults: of the class, for keys
+    that config.json leaves out. metadata: from the configuration to the keys below `<name>.`, without that prefix.
+    tensors: GGUF name without ".weight" or ".bias" -> the folder's, relative to `body`; "{}" stands for the layer.
+    body: prefixes that the folder's names may have, the first that fits counts. head: names of the output matrix.
+    generated: further tensors, that follow from the configuration. ignored: parts of names of tensors that are no weights, or
+    of other towers. harmless: keys of config.json that change nothing.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    metadata: Callable[[HFConfig], Metadata]
+    tensors: Mapping[str, str | Rule]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    body: tuple[str, ...] = ("model.",)
+    head: tuple[str, ...] = ("lm_head",)
+    generated: Callable[[HFConfig], Mapping[str, NDArray[np.float32]]] | None = None
+    ignored: Sequence[str] = ("rotary_emb.inv_freq",)
+    harmless: Sequence[str] = ()
+
+
+LLAMA_TENSORS: Mapping[str, str | Rule] = {
+    "token_embd": "embed_tokens",
+    "blk.{}.attn_norm": "layers.{}.input_layernorm",
+    "blk.{}.attn_q": "layers.{}.self_attn.q_proj",
+    "blk.{}.attn_k": "layers.{}.self_attn.k_proj",
+    "blk.{}.attn_v": "layers.{}.self_attn.v_proj",
+    "blk.{}.attn_output": "layers.{}.self_attn.o_proj",
+    "blk.{}.ffn_norm": "layers.{}.post_attention_layernorm",
+    "blk.{}.ffn_gate": "layers.{}.mlp.gate_proj",
+    "blk.{}.ffn_up": "layers.{}.mlp.up_proj",
+    "blk.{}.ffn_down": "layers.{}.mlp.down_proj",
+    "output_norm": "norm",
+}
+"""The names that most classes use; the others are changes of it."""
+
+
+def dense_metadata(config: HFConfig, *, activation: str = "silu", act_key: str = "hidden_act") -> Metadata:
+    """The keys that dense decoders share, with the rope of all layers. Raises ModelFileError naming the key at fault."""
+    config.require(act_key, *_ACTIVATIONS[activation])
+    metadata = sizes(config)
+    metadata["attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps")
+    metadata["rope.dimension_count"] = metadata["attention.key_length"]
+    return metadata | rope_metadata(config, rope_section(config))
+
+
+def sizes(config: HFConfig) -> Metadata:
+    """Layers, widths, heads and context, which every decoder has."""
+    heads = config.size("num_attention_heads")
+    head_dim = head_size(config)
+    return {
+        "block_count": config.size("num_hidden_layers"),
+        "context_length": config.size("max_position_embeddings"),
+        "embedding_length": config.size("hidden_size"),
+        "feed_forward_length": config.size("intermediate_size"),
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.size("num_key_value_heads", heads),
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+    }
+
+
+def head_size(config: HFConfig) -> int:
+    """head_dim, or what its absence means."""
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    if not config.has("head_dim") and hidden % heads:
+        raise config.error("hidden_size", f"must be a multiple of {heads} heads where there is no head_dim")
+    return config.size("head_dim", max(hidden // heads, 1))
+
+
+_ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
+    "silu": ("silu", "swish"),
+    "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
+}
+"""Names of one function; gelu_fast and gelu_new are the tanh form too."""
+
+
+def full_attention_only(config: HFConfig) -> None:
+    """Raise ModelFileError where Qwen's windows are switched on: some layers would see less than all."""
+    config.require("use_sliding_window", None, False)
+    config.raw("sliding_window")  # says nothing as long as the switch is off
+    layer_types = config.raw("layer_types")
+    if layer_types is not None and (not isinstance(layer_types, list) or set(map(str, layer_types)) - {"full_attention"}):
+        raise config.error("layer_types", "is not implemented here: hotloop computes full_attention only")

@@ -1,0 +1,26 @@
+"""Mistral folders: Llama's form, with a sliding window in every layer where the configuration has one."""
+
+from hotloop.weights.hf.architecture import Architecture, Metadata, dense_metadata
+from hotloop.weights.hf.config import HFConfig
+from hotloop.weights.hf.llama import PERMUTED_TENSORS, rope_divisors
+
+
+def _metadata(config: HFConfig) -> Metadata:
+    metadata = dense_metadata(config)
+    if config.has("sliding_window"):
+        metadata["attention.sliding_window"] = config.size("sliding_window")
+    return metadata
+
+
+ARCHITECTURE = Architecture(
+    name="llama",
+    classes=("MistralForCausalLM",),
+    metadata=_metadata,
+    tensors=PERMUTED_TENSORS,
+    defaults={
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
+    },
+    generated=rope_divisors,
+)  # fmt: skip

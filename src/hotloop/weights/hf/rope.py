@@ -1,0 +1,131 @@
+"""Rotary embeddings of a config.json in the terms of GGUF: keys below `<architecture>.rope.`, and Llama 3's divisors.
+
+Older files have rope_theta and rope_scaling, newer ones rope_parameters with both; the type is "rope_type" or "type".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal, localcontext
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.weights.hf.config import HFConfig
+from hotloop.weights.model_file import MetadataValue
+
+_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+
+
+def rope_section(config: HFConfig, layer_type: str | None = None) -> HFConfig:
+    """The parameters of the layers of one type, whichever way the file states them; without rope_theta in older files."""
+    parameters = config.section("rope_parameters") or config.section("rope_scaling") or HFConfig({}, "rope_parameters")
+    if layer_type is not None and (of_layers := parameters.section(layer_type)) is not None:
+        return of_layers
+    return parameters
+
+
+def rope_base(config: HFConfig, section: HFConfig) -> float:
+    """The base that a section, or else the configuration, states. Raises ModelFileError where they contradict each other."""
+    if not section.has("rope_theta"):
+        return config.number("rope_theta")
+    base = section.number("rope_theta")
+    if config.states("rope_theta") and config.number("rope_theta") != base:
+        raise config.error("rope_theta", f"contradicts the {base:g} of rope_parameters")
+    return base
+
+
+def rope_type(section: HFConfig) -> str:
+    """The type as newer files call it; "default" where there is no scaling."""
+    for name in ("rope_type", "type"):
+        if (value := section.raw(name)) is not None:
+            if not isinstance(value, str):
+                raise section.error(name, "must be a text")
+            return {"su": "longrope", "none": "default"}.get(value, value)
+    return "default"
+
+
+def rope_metadata(config: HFConfig, section: HFConfig) -> dict[str, MetadataValue]:
+    """rope.freq_base and rope.scaling.*. Raises ModelFileError for a type or a parameter that is not implemented."""
+    metadata: dict[str, MetadataValue] = {"rope.freq_base": rope_base(config, section)}
+    kind = rope_type(section)
+    if kind == "linear":
+        metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": section.number("factor")}
+    elif kind == "yarn":
+        metadata |= _yarn(config, section)
+    elif kind == "dynamic":
+        # Scaled beyond the context that the configuration states, and only there: never, then.
+        section.number("factor")
+    elif kind not in ("default", "llama3"):
+        raise section.error("rope_type", f"is not implemented here; hotloop knows {', '.join(_KINDS)}")
+    if kind == "llama3":
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+            section.raw(name)  # read by llama3_divisors
+    section.check_all_used(("rope_theta", "partial_rotary_factor"))
+    return metadata
+
+
+def _yarn(config: HFConfig, section: HFConfig) -> dict[str, MetadataValue]:
+    factor = section.number("factor")
+    if factor < 1:
+        raise section.error("factor", "must be at least 1")
+    context = config.size("max_position_embeddings")
+    metadata: dict[str, MetadataValue] = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": section.size("original_max_position_embeddings", context),
+    }
+    if not section.flag("truncate", True):
+        metadata["rope.scaling.yarn_truncate"] = False
+    for name in ("beta_fast", "beta_slow"):
+        if section.raw(name):
+            metadata[f"rope.scaling.yarn_{name}"] = section.number(name)
+    both = bool(section.raw("mscale")) and bool(section.raw("mscale_all_dim"))
+    if section.has("attention_factor"):
+        # The key multiplies what YaRN prescribes; the configuration states the product.
+        usual = 0.1 * math.log(factor) + 1
+        metadata["rope.scaling.attn_factor"] = float(np.float32(section.number("attention_factor") / usual))
+    elif both and section.number("mscale") == 1:
+        metadata["rope.scaling.yarn_log_multiplier"] = section.number("mscale_all_dim")
+    elif both:
+        raise section.error("mscale", "is not implemented beside mscale_all_dim; hotloop computes 1.0 only")
+    return metadata
+
+
+def llama3_divisors(config: HFConfig, section: HFConfig, dim: int) -> Mapping[str, NDArray[np.float32]]:
+    """The tensor rope_freqs.weight, float32 [dim / 2], of a section of type llama3; nothing of another type.
+
+    Low frequencies are divided by `factor`, high ones by 1, those between by a blend. Rounded as llama.cpp's converter
+    rounds: every step to float32. Source: the rope of Llama 3.1.
+    """
+    if rope_type(section) != "llama3":
+        return {}
+    f = np.float32
+    factor = section.number("factor")
+    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+    context = section.size("original_max_position_embeddings", config.size("max_position_embeddings"))
+    if not 0 < low < high or factor < 1:
+        raise section.error("low_freq_factor", "must be greater than 0 and less than high_freq_factor, and factor at least 1")
+    base = rope_base(config, section)
+    divisors = []
+    for i in range(0, dim, 2):
+        wavelength = _reciprocal(_reciprocal(_power(base, f(i) / f(dim)))) * f(2 * math.pi)
+        if wavelength < f(context / high):
+            divisors.append(f(1))
+        elif wavelength > f(context / low):
+            divisors.append(f(factor))
+        else:
+            smooth = (_reciprocal(wavelength) * f(context) - f(low)) / f(high - low)
+            divisors.append(_reciprocal((f(1) - smooth) / f(factor) + smooth))
+    return {"rope_freqs.weight": np.array(divisors, np.float32)}
+
+
+def _power(base: float, exponent: np.float32) -> np.float32:
+    """base^exponent, rounded once: no libm takes part."""
+    with localcontext(prec=30):
+        return np.float32(float(Decimal(base) ** Decimal(float(exponent))))
+
+
+def _reciprocal(x: np.float32) -> np.float32:
+    return np.float32(1) / x
