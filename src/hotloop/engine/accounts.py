@@ -33,18 +33,15 @@ class Drawn(NamedTuple):
     draft_token_ids: all that were verified. A tuple, since every token makes one."""
 
     live: Live
-    draws: Sequence[Draw]
+    token_ids: list[int]
+    draws: Sequence[Draw]  # of each of them
     finish: FinishReason | None
     draft_token_ids: Sequence[int] = ()
 
     @property
-    def token_ids(self) -> list[int]:
-        return [draw.token_id for draw in self.draws]
-
-    @property
     def num_accepted_tokens(self) -> int:
         """Drafts that are among the tokens."""
-        return sum(draw.token_id == draft for draw, draft in zip(self.draws, self.draft_token_ids, strict=False))
+        return sum(token_id == draft for token_id, draft in zip(self.token_ids, self.draft_token_ids, strict=False))
 
 
 class Accounts:
@@ -75,27 +72,26 @@ class Accounts:
 
         forward_s: of the time from start_s to end_s, the model.
         """
-        decodes = [
-            s.num_tokens - s.num_draft_tokens == 1 and live[s.request.request_id].clock.first_token_s > 0
-            for s in output.scheduled
-        ]
-        num_tokens = sum(s.num_tokens for s in output.scheduled)
-        num_drafts = sum(s.num_draft_tokens for s in output.scheduled)
-        num_decode = sum(decodes)
-        num_prefill = num_tokens - num_drafts - num_decode
+        clocks = [live[s.request.request_id].clock for s in output.scheduled]
+        num_tokens = num_decode = 0
+        for (_, _, num_new, _, _, num_drafts), clock in zip(output.scheduled, clocks, strict=True):
+            num_tokens += num_new
+            num_decode += num_new - num_drafts == 1 and clock.first_token_s > 0
+        num_prefill = num_tokens - output.num_draft_tokens - num_decode
         kv_bytes = 0
-        for entry, is_decode in zip(output.scheduled, decodes, strict=True):
-            clock = live[entry.request.request_id].clock
-            others = num_prefill if is_decode else num_prefill - entry.num_tokens + entry.num_draft_tokens
+        for (request, start, num_new, draws, _, num_drafts), clock in zip(output.scheduled, clocks, strict=True):
+            is_decode = num_new - num_drafts == 1 and clock.first_token_s > 0
+            others = num_prefill if is_decode else num_prefill - num_new + num_drafts
             clock.add_step(step, start_s, end_s, forward_s, others / num_tokens, is_decode=is_decode)
             if is_decode:
-                end, drafts = entry.start + entry.num_tokens, entry.num_draft_tokens
-                read = sum(size * (min(end, window + drafts) if window else end) for size, window in self._kv_reads)
+                end, read = start + num_new, 0
+                for size, window in self._kv_reads:
+                    read += size * (min(end, window + num_drafts) if window else end)
                 clock.decode_kv_bytes += read
                 kv_bytes += read
-            if entry.draws:
+            if draws:
                 clock.recomputes = False
-                for child in output.forks.get(entry.request.request_id, ()):
+                for child in output.forks.get(request.request_id, ()):
                     fork = live[child.request_id].clock
                     fork.add_step(step, start_s, end_s, forward_s, others / num_tokens, is_decode=False)
         return num_decode, kv_bytes
@@ -105,7 +101,7 @@ def token_deltas(drawn: Sequence[Drawn]) -> list[TokenDelta]:
     """What a step tells its clients of the tokens it drew."""
     deltas = []
     for one in drawn:
-        live, draws, finish, drafts = one
+        live, token_ids, draws, finish, drafts = one
         request, clock = live.request, live.clock
         if drafts:
             clock.num_draft_tokens += len(drafts)
@@ -113,11 +109,11 @@ def token_deltas(drawn: Sequence[Drawn]) -> list[TokenDelta]:
         timeline = clock.timeline(request.num_prefix_hit_tokens, request.num_preemptions)
         logprobs: tuple[TokenLogprobs, ...] = ()
         if draws[0].logprobs is not None:
-            logprobs = tuple(draw.logprobs for draw in draws if draw.logprobs is not None)
+            logprobs = tuple([draw.logprobs for draw in draws if draw.logprobs is not None])
         scores, live.prompt_logprobs = tuple(live.prompt_logprobs), []
         deltas.append(
             TokenDelta(
-                request.request_id, tuple(one.token_ids), logprobs, finish, None, timeline,
+                request.request_id, tuple(token_ids), logprobs, finish, None, timeline,
                 mirostat_mu=draws[-1].mirostat_mu, prompt_logprobs=scores,
             )
         )  # fmt: skip

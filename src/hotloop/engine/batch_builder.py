@@ -47,12 +47,11 @@ class BatchBuilder:
         seq_lens: list[int] = []
         logits_rows: list[int] = []
         slots: list[list[int]] = [[] for _ in self._block_sizes]
-        for row, entry in enumerate(scheduled):
-            request, begin = entry.request, entry.start
-            end = begin + entry.num_tokens
+        for row, (request, begin, num_new, draws, scores, num_drafts) in enumerate(scheduled):
+            end = begin + num_new
             tables = block_tables(request.request_id)
-            self._keep_tables(row, entry, tables)
-            if entry.num_tokens == 1:
+            self._keep_tables(row, request, tables, begin)
+            if num_new == 1:
                 num_prompt = len(request.prompt_token_ids)
                 token_ids.append(
                     request.output_token_ids[begin - num_prompt]
@@ -67,16 +66,18 @@ class BatchBuilder:
                 where = np.arange(begin, end)
                 positions += range(begin, end)
                 for group, size in enumerate(self._block_sizes):
+                    if num_drafts:
+                        self._written[group][row] = begin // size + 1  # blocks of drafts may be others next time
                     blocks = self._tables[group][row][where // size].astype(np.int64)
                     slots[group] += (blocks * size + where % size).tolist()
-            if entry.scores:
-                logits_rows += range(query_start[-1] + entry.scores.start - begin, query_start[-1] + entry.scores.stop - begin)
+            if scores:
+                logits_rows += range(query_start[-1] + scores.start - begin, query_start[-1] + scores.stop - begin)
             query_start.append(len(token_ids))
             seq_lens.append(end)
-            if entry.draws:
-                logits_rows.append(len(token_ids) - 1 - entry.num_draft_tokens)
-                if entry.num_draft_tokens:
-                    logits_rows += range(len(token_ids) - entry.num_draft_tokens, len(token_ids))
+            if draws:
+                if num_drafts:
+                    logits_rows += range(query_start[-2], len(token_ids) - 1)
+                logits_rows.append(len(token_ids) - 1)
         num_tokens, num_requests, num_rows = len(token_ids), len(seq_lens), len(logits_rows)
         self._token_ids[:num_tokens] = token_ids
         self._positions[:num_tokens] = positions
@@ -95,18 +96,15 @@ class BatchBuilder:
             slot_mapping=tuple(slot[:num_tokens] for slot in self._slots),
         )
 
-    def _keep_tables(self, row: int, entry: ScheduledRequest, tables: BlockTables) -> None:
+    def _keep_tables(self, row: int, request: Request, tables: BlockTables, num_computed: int) -> None:
         """Bring row ``row`` of every group's table up to date."""
-        request = entry.request
-        num_certain = entry.start + entry.num_tokens - entry.num_draft_tokens
         same = self._owners[row] is request and self._preemptions[row] == request.num_preemptions
         if not same:
             self._owners[row] = request
             self._preemptions[row] = request.num_preemptions
         for group, table in enumerate(tables):
             written = self._written[group]
-            size = self._block_sizes[group]
-            begin = min(written[row], entry.start // size) if same else 0
+            begin = min(written[row], num_computed // self._block_sizes[group]) if same else 0
             end = len(table)
             array = self._tables[group][row]
             if end - begin <= 3:  # single items beat a slice
@@ -114,7 +112,7 @@ class BatchBuilder:
                     array[i] = table[i]
             else:
                 array[begin:end] = table[begin:end]
-            written[row] = -(-num_certain // size) if entry.num_draft_tokens else end
+            written[row] = end
 
     def forget(self) -> None:
         """Let go of the requests of the last batch."""

@@ -210,7 +210,6 @@ class EngineCore:
         ended = self._append(output, drawn)
         end_s = time.perf_counter()
         query_tokens, hit_tokens = self._accounts.prefix_tokens(output, self._live)
-        num_drafts = sum(s.num_draft_tokens for s in output.scheduled)
         num_decode, kv_bytes = self._accounts.add_step(
             self.steps.num_steps, output, self._live, start_s, end_s, forwarded_s - built_s
         )
@@ -219,11 +218,14 @@ class EngineCore:
             del self._live[request_id]
         self._may_draft = [one.live for one in drawn if one.live.has_drafts and one.finish is None]
         self._is_changing = False
+        num_drafts, num_accepted, num_drawn = output.num_draft_tokens, 0, len(drawn)
+        if num_drafts:
+            num_accepted = sum(one.num_accepted_tokens for one in drawn)
+            num_drawn = sum(len(one.token_ids) for one in drawn)
         record = StepRecord(
             start_s, scheduled_s - start_s, built_s - scheduled_s, forwarded_s - built_s, drawn_s - forwarded_s,
             time.perf_counter() - drawn_s, len(output.scheduled), len(batch.token_ids) - num_decode - num_drafts, num_decode,
-            sum(len(one.draws) for one in drawn), len(output.preempted), num_drafts,
-            sum(one.num_accepted_tokens for one in drawn if one.draft_token_ids), self.runner.weight_bytes_per_step, kv_bytes,
+            num_drawn, len(output.preempted), num_drafts, num_accepted, self.runner.weight_bytes_per_step, kv_bytes,
         )  # fmt: skip
         self.steps.append(record)
         self.report = self.report_of(record, query_tokens, hit_tokens)
@@ -297,13 +299,13 @@ class EngineCore:
     def _append(self, output: SchedulerOutput, drawn: Sequence[Drawn]) -> list[RequestId]:
         """Give the drawn tokens to their requests and the scheduler; returns who is at its end."""
         tokens: dict[RequestId, list[int]] = {}
-        for live, draws, _, _ in drawn:
-            sampler = live.sampler
+        for live, token_ids, draws, _, _ in drawn:
+            request, sampler = live.request, live.sampler
             assert sampler is not None
             for draw in draws:
                 sampler.push(draw.token_id, draw.mirostat_mu)
-            live.request.mirostat_mu = draws[-1].mirostat_mu
-            tokens[live.request.request_id] = [draw.token_id for draw in draws]
+                request.mirostat_mu = draw.mirostat_mu
+            tokens[request.request_id] = token_ids
         ended = [one.live.request.request_id for one in drawn if one.finish is not None]
         self.scheduler.update(output, tokens, set(ended))
         return ended

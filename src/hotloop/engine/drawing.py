@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,8 @@ from hotloop.scheduler.output import SchedulerOutput
 Failed: TypeAlias = dict[RequestId, Exception]
 
 
-class Drawing(NamedTuple):
-    """Who draws. row: of the logits, its first one. computing_id: whose forward pass gave it. draft_token_ids: those that the
-    rows after it are for."""
-
-    live: Live
-    row: int
-    computing_id: RequestId
-    draft_token_ids: Sequence[int]
+# Who draws, from which row of logits on, whose forward pass gave it, and the drafts that the rows after it are for.
+Drawing: TypeAlias = tuple[Live, int, RequestId, Sequence[int]]
 
 
 class Drawer:
@@ -46,12 +40,12 @@ class Drawer:
             if not entry.draws:
                 continue
             request_id = entry.request.request_id
-            row, drafts = end - 1 - entry.num_draft_tokens, entry.request.draft_token_ids
+            drafts: Sequence[int] = entry.request.draft_token_ids if entry.num_draft_tokens else ()
             for request in (entry.request, *output.forks.get(request_id, ())):
                 live = lives[request.request_id]
                 if live.sampler is None:
                     live.sampler = self._sampler_state(request)
-                drawing.append(Drawing(live, row, request_id, drafts))
+                drawing.append((live, end - 1 - len(drafts), request_id, drafts))
         self._masks.start(
             [
                 (live.constraint, live.request.output_token_ids, drafts)
@@ -85,11 +79,10 @@ class Drawer:
         """Their tokens. Adds to ``failed``, which has those whose forward pass failed."""
         masks = iter(self._masks.finish())
         unforwarded = dict(failed)
-        drawers: list[tuple[Drawing, int]] = []  # with the end of its rows
+        drawers: list[tuple[Live, Sequence[int], int]] = []  # with the number of its rows
         rows: list[Row] = []
         logits_rows: list[int] = []
-        for one in drawing:
-            live, first_row, computing_id, drafts = one
+        for live, first_row, computing_id, drafts in drawing:
             row_masks: RowMasks | Exception | None = None if live.constraint is None else next(masks)
             if computing_id in unforwarded:
                 failed[live.request.request_id] = unforwarded[computing_id]
@@ -100,23 +93,25 @@ class Drawer:
             assert live.sampler is not None
             position = live.request.num_tokens
             if not drafts:
-                rows.append(Row(live.sampler, position, mask=None if row_masks is None else row_masks[0]))
+                rows.append(Row(live.sampler, position, (), row_masks[0] if row_masks else None))
                 logits_rows.append(first_row)
-            else:
-                for i, mask in enumerate([None] * (len(drafts) + 1) if row_masks is None else row_masks):
-                    rows.append(Row(live.sampler, position + i, drafts[:i], mask))
-                    logits_rows.append(first_row + i)
-            drawers.append((one, len(rows)))
+                drawers.append((live, drafts, 1))
+                continue
+            row_masks = [None] * (len(drafts) + 1) if row_masks is None else row_masks
+            for i, mask in enumerate(row_masks):
+                rows.append(Row(live.sampler, position + i, drafts[:i], mask))
+                logits_rows.append(first_row + i)
+            drawers.append((live, drafts, len(row_masks)))
         results = draw_rows(self._sampler, logits, rows, logits_rows)
         drawn: list[Drawn] = []
         begin = 0
-        for one, end in drawers:
-            verified = _verified(one, results[begin:end])
-            begin = end
+        for live, drafts, num_rows in drawers:
+            verified = _verified(live, drafts, results[begin : begin + num_rows])
+            begin += num_rows
             if isinstance(verified, Drawn):
                 drawn.append(verified)
             else:
-                failed[one.live.request.request_id] = verified
+                failed[live.request.request_id] = verified
         return drawn
 
     def _sampler_state(self, request: Request) -> SamplerState:
@@ -128,35 +123,32 @@ class Drawer:
         )  # fmt: skip
 
 
-def _verified(drawing: Drawing, results: Sequence[Draw | Exception]) -> Drawn | Exception:
+def _verified(live: Live, drafts: Sequence[int], results: Sequence[Draw | Exception]) -> Drawn | Exception:
     """What a request's rows have drawn, up to the first token that is not the draft which the next row saw, or that ends it.
 
     A row behind the first one that went wrong is no fault yet: the next step meets it again, if it comes to that.
     """
-    live, _, _, drafts = drawing
-    request = live.request
-    draws: list[Draw] = []
-    for result, draft in zip(results, (*drafts, None), strict=False):
-        if not isinstance(result, Draw):
-            if not draws:
-                return result
+    request, first = live.request, results[0]
+    if not isinstance(first, Draw):
+        return first
+    draws, token_ids = [first], [first.token_id]
+    for draft, result in zip(drafts, results[1:], strict=False) if drafts else ():
+        if token_ids[-1] != draft or draft in request.stop_token_ids or not isinstance(result, Draw):
             break
         draws.append(result)
-        if result.token_id != draft or draft in request.stop_token_ids:
-            break
-    last = draws[-1].token_id
+        token_ids.append(result.token_id)
     finish: FinishReason | None = None
-    if last in request.stop_token_ids:
+    if token_ids[-1] in request.stop_token_ids:
         finish = "stop"
     elif live.constraint is not None:
         try:
             if drafts:
-                live.constraint.sync(request.output_token_ids, drafts[: len(draws) - 1])
-            live.constraint.push(last)
+                live.constraint.sync(request.output_token_ids, token_ids[:-1])
+            live.constraint.push(token_ids[-1])
         except Exception as error:
             return error
         if live.constraint.is_complete:
             finish = "stop"
-    if finish is None and len(request.output_token_ids) + len(draws) >= request.max_tokens:
+    if finish is None and len(request.output_token_ids) + len(token_ids) >= request.max_tokens:
         finish = "length"
-    return Drawn(live, draws, finish, drafts)
+    return Drawn(live, token_ids, draws, finish, drafts)

@@ -10,7 +10,7 @@ counter-based Gumbel noise; ties go to the lowest id.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,9 +40,9 @@ from hotloop.sampling.filters import (
 _DRAW_STREAM = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """A drawn token, with logprobs where the request wants them. mirostat_mu: of the next token, where there is mirostat."""
+class Draw(NamedTuple):
+    """A drawn token, with logprobs where the request wants them. mirostat_mu: of the next token, where there is mirostat.
+    A tuple, since every token makes one."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None

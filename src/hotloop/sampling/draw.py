@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,13 @@ from hotloop.sampling.state import SamplerState
 __all__ = ["Draw", "Row", "Sampler", "edits_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One token to draw. position: the token's absolute position (prompt and output count).
 
     mask: uint32 [ceil(vocab_size / 32)], bit id % 32 of word id / 32: whether the id is allowed here; None: all are.
     draft_token_ids: drafts between the state's output and this row, as if they had been pushed; k drafts of one request
     are verified by k + 1 rows with 0 to k of them. Not with mirostat, where a row has to know what the row before it drew.
+    A tuple, since every token makes one.
     """
 
     state: SamplerState
@@ -63,7 +63,7 @@ class Sampler:
         for i, mu in mus:
             drawn = results[i]
             assert isinstance(drawn, Draw)
-            results[i] = replace(drawn, mirostat_mu=mu)
+            results[i] = drawn._replace(mirostat_mu=mu)
         for i, status, token_id in faults:
             values = logits[i if logits_rows is None else logits_rows[i]]
             results[i] = _error(status, rows[i], token_id, values)

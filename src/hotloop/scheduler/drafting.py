@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from hotloop.request import RequestId
@@ -31,6 +30,6 @@ def with_drafts(
             count //= 2
         if count:
             request.draft_token_ids = list(wanted[:count])
-            result[i] = replace(entry, num_tokens=1 + count, num_draft_tokens=count)
+            result[i] = entry._replace(num_tokens=1 + count, num_draft_tokens=count)
             budget -= count
     return result

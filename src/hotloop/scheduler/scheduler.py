@@ -115,9 +115,12 @@ class Scheduler:
         self._admit()
         scheduled, preempted = self._allocate(self._shares())
         forks = self._fork(scheduled)
+        num_drafts = 0
         if drafts:
             scheduled = self._with_drafts(scheduled, drafts, forks)
-        return SchedulerOutput(tuple(scheduled), forks, tuple(self.kv_cache.block_copies()), preempted, expired)
+            num_drafts = sum(s.num_draft_tokens for s in scheduled)
+        copies = tuple(self.kv_cache.block_copies())
+        return SchedulerOutput(tuple(scheduled), forks, copies, preempted, expired, num_drafts)
 
     def update(
         self,
@@ -132,15 +135,13 @@ class Scheduler:
         first drafts. finished: requests that end. One without a new token has failed: what the step stored for it does not
         enter the prefix cache.
         """
-        for s in output.scheduled:
-            s.request.num_scored_tokens += len(s.scores)
-            num_computed = s.start + s.num_tokens
-            if s.num_draft_tokens:
-                s.request.draft_token_ids = []
-                num_computed += max(1, len(tokens.get(s.request.request_id, ()))) - 1 - s.num_draft_tokens
-            if self._advance(s.request, num_computed, tokens, finished) and s.num_draft_tokens:
-                self.kv_cache.trim(s.request.request_id)
-            if s.num_tokens > 1:
+        for request, start, num_tokens, _, scores, num_drafts in output.scheduled:
+            request.num_scored_tokens += len(scores)
+            if num_drafts:
+                self._settle_drafts(request, start, tokens, finished)
+            else:
+                self._advance(request, start + num_tokens, tokens, finished)
+            if num_tokens > 1:
                 self._prospects_changed()  # the prefix cache knows more of a prompt
         for children in output.forks.values():
             for request in children:
@@ -166,6 +167,19 @@ class Scheduler:
         if drawn or request_id not in finished:
             self.kv_cache.computed(request_id, request.token_ids, num_computed)
         return True
+
+    def _settle_drafts(
+        self,
+        request: Request,
+        start: int,
+        tokens: Mapping[RequestId, Sequence[int]],
+        finished: Collection[RequestId],
+    ) -> None:
+        """Computed are the request's last token and the drafts that were accepted."""
+        request.draft_token_ids = []
+        num_drawn = len(tokens.get(request.request_id, ()))
+        if self._advance(request, start + max(1, num_drawn), tokens, finished):
+            self.kv_cache.trim(request.request_id)
 
     # The queue
 
