@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hotloop import LLM
 from hotloop.engine.core import EngineCore
 from hotloop.engine.model_runner import ModelRunner
 from hotloop.ops.batch import ForwardBatch
@@ -47,6 +48,11 @@ class Guesses:
         if guess and rng.random() < 0.5:
             guess[rng.randrange(len(guess))] = rng.randrange(self._vocab_size)
         return guess
+
+
+def guesses(llm: LLM) -> bool:
+    """Whether it does: requests that are done sooner leave more room to others."""
+    return isinstance(llm._core._proposer, Guesses)
 
 
 def guess_in_all_engines(patch: pytest.MonkeyPatch) -> None:
