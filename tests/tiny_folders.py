@@ -180,7 +180,8 @@ def _byte_level(vocab_size: int) -> tuple[dict[str, Any], dict[str, Any]]:
     definition = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "post_processor": None, "decoder": {"type": "ByteLevel"},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {"type": "BPE", "vocab": vocab, "merges": merges, "byte_fallback": False},
     }  # fmt: skip
     return definition, {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "add_bos_token": False}
