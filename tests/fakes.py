@@ -108,6 +108,7 @@ class FakeRunner:
     """What an engine sees of a model and its KV pool. ``blocks``: uint64 [num_blocks, slots]."""
 
     isa = "scalar"
+    team = None
     vocab_size = VOCAB_SIZE
     weight_bytes_per_step = 0
     max_draft_tokens = 32

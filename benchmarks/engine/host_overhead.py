@@ -30,6 +30,7 @@ class FakeRunner:
     """A model that takes no time. Room for max_num_seqs requests."""
 
     layout = KVLayout((KVGroup(tuple(range(16)), 8, 64),), 16, "f16")
+    team = None
     max_tokens = 512
     max_model_len = 4096
     weight_bytes_per_step = 0

@@ -2,6 +2,7 @@
 
     structured.py schemas MODEL     200 schemas through the engine (needs the package jsonschema)
     structured.py masks MODEL       microseconds of a mask and of a push per token, along the answers of the same schemas
+    structured.py step MODEL        what drawing takes of a step of 32 requests, each with a schema of its own, and without
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from hotloop import LLM, SamplingParams, StructuredOutputsParams
+from hotloop.engine.masks import Masks, Wanted
 from hotloop.errors import HotloopError
-from hotloop.sampling.grammar import GrammarCompiler
+from hotloop.sampling.grammar import GrammarCompiler, Mask
 
 NUM_SCHEMAS = 200
 WORDS = [
@@ -196,6 +198,41 @@ def run_schemas(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]) 
     )
 
 
+def run_step(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any], batch: int = 32, tokens: int = 64) -> None:
+    """Steps in which all decode. What of a mask's time does not lie beside the forward pass is in the drawing."""
+    structures = [
+        StructuredOutputsParams(json={"type": "array", "items": bounded(schema), "minItems": 100}) for schema in many[:batch]
+    ]
+    masks_s: list[float] = []
+    fill = Masks._fill
+
+    def timed_fill(self: Masks, wanted: Wanted) -> list[Mask | Exception]:
+        begin_s = time.thread_time()
+        result = fill(self, wanted)
+        masks_s.append(time.thread_time() - begin_s)
+        return result
+
+    Masks._fill = timed_fill  # type: ignore[method-assign]
+    for structured in (True, False) * 3:
+        masks_s.clear()
+        first = llm._core.steps.num_steps
+        params = [
+            SamplingParams(seed=i, max_tokens=tokens, ignore_eos=True, structured_outputs=s if structured else None, **sampling)
+            for i, s in enumerate(structures)
+        ]
+        llm.generate([f"Describe a {THINGS[i % len(THINGS)]} as JSON." for i in range(batch)], params)
+        steps = llm._core.steps.latest()[first - llm._core.steps.num_steps :]
+        steps = steps[(steps[:, 7] == 0) & (steps[:, 8] == batch)]
+        forward_s, sample_s = np.median(steps[:, 3]), np.median(steps[:, 4])
+        step_s = np.median(steps[:, 1:6].sum(axis=1))
+        mask_s = statistics.median(masks_s) if masks_s else 0.0
+        print(
+            f"{'schemas' if structured else 'plain  '} {sampling}: {len(steps)} steps of {batch}, {step_s * 1e3:.2f} ms each, "
+            f"forward {forward_s * 1e3:.2f}, drawing {sample_s * 1e3:.2f} ms = {sample_s / step_s:.1%} of the step; masks take "
+            f"{mask_s * 1e3:.2f} ms beside it, {(sample_s + mask_s) / step_s:.1%} with them"
+        )
+
+
 def run_masks(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]) -> None:
     mask = np.zeros(llm.tokenizer.vocab_size // 32 + 1, np.uint32)
     masks_us: list[float] = []
@@ -226,14 +263,14 @@ def run_masks(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["schemas", "masks"])
+    parser.add_argument("what", choices=["schemas", "masks", "step"])
     parser.add_argument("model")
     parser.add_argument("--bounded", action="store_true", help="give every string, number, array and map an end")
     parser.add_argument("--num", type=int, default=NUM_SCHEMAS)
     parser.add_argument("--sampling", type=json.loads, default={"temperature": 0}, help="fields of SamplingParams, as JSON")
     args = parser.parse_args()
     many = [bounded(schema) for schema in schemas()] if args.bounded else schemas()
-    run = {"schemas": run_schemas, "masks": run_masks}[args.what]
+    run = {"schemas": run_schemas, "masks": run_masks, "step": run_step}[args.what]
     run(LLM(args.model, max_model_len=1024), many[: args.num], args.sampling)
 
 

@@ -72,7 +72,7 @@ class EngineCore:
             max_requests=runner.max_num_seqs, max_tokens=runner.max_tokens, max_model_len=runner.max_model_len,
         )  # fmt: skip
         self._proposer: Proposer | None = ForcedTokens() if config.speculation == "forced" else None
-        self._drawer = Drawer(runner.isa, runner.vocab_size)
+        self._drawer = Drawer(runner.isa, runner.vocab_size, runner.team)
         self._compiling = None if grammars is None else Compiling(grammars)
         self._accounts = Accounts(layout)
         self._live: dict[RequestId, Live] = {}

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop import _native
 from hotloop.engine.accounts import Drawn, Live
 from hotloop.engine.faults import draw_rows
 from hotloop.engine.masks import Masks, RowMasks
@@ -26,8 +27,9 @@ Drawing: TypeAlias = tuple[Live, int, RequestId, Sequence[int]]
 class Drawer:
     """``start`` before the forward pass of a step, ``score`` and ``finish`` after it."""
 
-    def __init__(self, isa: str, vocab_size: int) -> None:
-        self._sampler = Sampler(isa)
+    def __init__(self, isa: str, vocab_size: int, team: _native.ThreadTeam | None) -> None:
+        """isa, team: of the runner; the team draws the rows of a step."""
+        self._sampler = Sampler(isa, team)
         self._masks = Masks(vocab_size)
         self._vocab_size = vocab_size
 

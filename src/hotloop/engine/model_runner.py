@@ -114,6 +114,10 @@ class ModelRunner:
         return self.model.config.vocab_size
 
     @property
+    def team(self) -> _native.ThreadTeam:
+        return self._team
+
+    @property
     def num_threads(self) -> int:
         return int(self._team.size)
 

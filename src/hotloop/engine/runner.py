@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop import _native
 from hotloop.kv_cache.layout import KVLayout
 from hotloop.ops.batch import ForwardBatch
 
@@ -35,6 +36,11 @@ class Runner(Protocol):
     def max_draft_tokens(self) -> int: ...
     @property
     def isa(self) -> str: ...
+    @property
+    def team(self) -> _native.ThreadTeam | None:
+        """The threads that the model runs on, which draw the rows of a step too; None: the calling thread alone."""
+        ...
+
     @property
     def weight_bytes_per_step(self) -> int: ...
 
