@@ -71,19 +71,6 @@ void keep_mass(Candidates& candidates, uint64_t target) {
   keep_mass_from(candidates, inside, target - above);
 }
 
-// Sums of integers: units of 2^-20, and the mass in two halves of 20 bits, so that 2^18 terms stay below 2^64.
-float mean_scaled(const Candidates& candidates) {
-  uint64_t total = 0, high = 0, low = 0;
-  for (const Candidate& c : candidates) {
-    const auto distance = static_cast<uint64_t>(c.scaled * -0x1p20f);
-    total += c.mass;
-    high += (c.mass >> 20) * distance;
-    low += (c.mass & 0xfffff) * distance;
-  }
-  const double sum = static_cast<double>(high) * 0x1p20 + static_cast<double>(low);
-  return static_cast<float>(-sum / static_cast<double>(total) * 0x1p-20);
-}
-
 void exclude_top_choices(Candidates& candidates, double threshold) {
   const uint64_t least = share_of(threshold, mass_of(candidates));
   const auto end = std::partition(candidates.begin(), candidates.end(), [least](const Candidate& c) { return c.mass >= least; });

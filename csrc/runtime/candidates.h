@@ -36,8 +36,25 @@ void drop_lighter(Candidates& candidates, uint64_t least_mass);
 // The shortest prefix in order whose mass reaches `target`.
 void keep_mass(Candidates& candidates, uint64_t target);
 
-// The mean of the scaled logits, each weighed by its mass; some have a mass.
-float mean_scaled(const Candidates& candidates);
+// The mean of scaled logits, each weighed by its mass. Sums of integers: units of 2^-20, and the mass in two halves of 20 bits, so
+// that 2^18 terms stay below 2^64.
+class MeanScaled {
+ public:
+  void add(float scaled, uint64_t mass) {
+    const auto distance = static_cast<uint32_t>(static_cast<int32_t>(std::max(scaled, -64.0f) * -0x1p20f));
+    total_ += mass;
+    high_ += uint64_t{static_cast<uint32_t>(mass >> 20)} * distance;
+    low_ += uint64_t{static_cast<uint32_t>(mass & 0xfffff)} * distance;
+  }
+  uint64_t total() const { return total_; }
+  float mean() const {  // something has a mass
+    const double sum = static_cast<double>(high_) * 0x1p20 + static_cast<double>(low_);
+    return static_cast<float>(-sum / static_cast<double>(total_) * 0x1p-20);
+  }
+
+ private:
+  uint64_t total_ = 0, high_ = 0, low_ = 0;
+};
 
 // Of those whose share of the mass is at least `threshold` only the last in order stays.
 void exclude_top_choices(Candidates& candidates, double threshold);

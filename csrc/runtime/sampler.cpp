@@ -166,6 +166,11 @@ class Sampler::RowSampler {
     const auto least_mass = static_cast<uint64_t>(params.min_p * kFixedPointOne);
     const bool xtc = xtc_applies(params, row.position);
     if (top_k == 0 && least_mass == 0 && params.top_n_sigma <= 0) {
+      if (params.top_p >= 1 && params.typical_p < 1) {
+        keep_typical_of_row(params.typical_p);
+        finish_filtered(row, xtc, result);
+        return;
+      }
       if (params.top_p >= 1 || !keep_top_p_of_row(params.top_p)) {
         if (params.typical_p >= 1 && !xtc && !wants_candidates(params)) {
           result.token_id = kernels_.draw_row(logits_, size_, block_max_.data(), top_, temperature_, params.seed, row.position,
@@ -187,8 +192,12 @@ class Sampler::RowSampler {
       if (target > 0) keep_mass(candidates_, target);
     }
     if (params.typical_p < 1) keep_typical(params.typical_p);
-    if (xtc) exclude_top_choices(candidates_, params.xtc_threshold);
-    result.token_id = draw_candidate(params, row.position).id;
+    finish_filtered(row, xtc, result);
+  }
+
+  void finish_filtered(const DrawRow& row, bool xtc, DrawResult& result) {
+    if (xtc) exclude_top_choices(candidates_, row.params->xtc_threshold);
+    result.token_id = draw_candidate(*row.params, row.position).id;
   }
 
   // The most probable tokens whose surprise is at most mu; mu follows the surprise of what is drawn among them.
@@ -290,18 +299,25 @@ class Sampler::RowSampler {
     return true;
   }
 
-  // About the largest bound (scaled) below which no more than `mass` lies, from a sample of the row.
-  float least_outside(uint64_t mass) const {
+  // Adds a sample of the row's masses to `bins` (of mass_histogram); returns one of how many logits is in it.
+  int64_t sample_masses(uint64_t (&sampled)[kMassBins]) const {
     constexpr int64_t kPart = 16 * kLogitsBlock;
     const int64_t parts = (size_ + kPart - 1) / kPart;
     const int64_t stride = std::min<int64_t>(std::max<int64_t>(1, parts / 8), 16);  // parts from one sampled to the next
-    uint64_t bins[kMassBins], below[kMassBins] = {};
+    uint64_t bins[kMassBins];
     for (int64_t part = 0; part < parts; part += stride) {
       const int64_t begin = part * kPart;
       kernels_.mass_histogram(logits_ + begin, std::min(kPart, size_ - begin), block_max_.data() + begin / kLogitsBlock, top_,
                               temperature_, bins);
-      for (int b = 0; b < kMassBins; ++b) below[b] += bins[b];
+      for (int b = 0; b < kMassBins; ++b) sampled[b] += bins[b];
     }
+    return stride;
+  }
+
+  // About the largest bound (scaled) below which no more than `mass` lies.
+  float least_outside(uint64_t mass) const {
+    uint64_t below[kMassBins] = {};
+    const int64_t stride = sample_masses(below);
     const double allowed = 0.9 * static_cast<double>(mass) / static_cast<double>(stride);
     double sum = 0;
     int bin = kMassBins - 1;
@@ -314,10 +330,62 @@ class Sampler::RowSampler {
     drop_lighter(candidates_, 1);
     const uint64_t target = nucleus_mass(typical_p, mass_of(candidates_));
     if (target == 0) return;
-    const float mean = mean_scaled(candidates_);
+    MeanScaled mean;
+    for (const Candidate& c : candidates_) mean.add(c.scaled, c.mass);
+    keep_nearest(mean.mean(), target);
+  }
+
+  void keep_nearest(float mean, uint64_t target) {
     for (Candidate& c : candidates_) c.scaled = -std::fabs(c.scaled - mean);
     keep_mass(candidates_, target);
     for (Candidate& c : candidates_) c.scaled = scaled(logits_[c.id]);
+  }
+
+  // typical_p alone: the mean of the whole row, then only logits so near to it that they hold the mass.
+  void keep_typical_of_row(double typical_p) {
+    const MeanScaled sums = mean_of_row();
+    const float mean = sums.mean();
+    const uint64_t target = nucleus_mass(typical_p, sums.total());
+    // Only a guess, which the sum of what was selected confirms.
+    float distance = target == 0 ? kInfinity : distance_around(mean, target);
+    for (;; distance = distance < 30 ? 1.5f * distance : kInfinity) {
+      select(mean - distance - 0.001f);
+      const auto is_far = [=](const Candidate& c) { return std::fabs(c.scaled - mean) > distance; };
+      candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), is_far), candidates_.end());
+      weigh();
+      if (mass_of(candidates_) >= target) break;
+    }
+    drop_lighter(candidates_, 1);
+    if (target > 0) keep_nearest(mean, target);
+  }
+
+  MeanScaled mean_of_row() const {
+    MeanScaled sums;
+    float values[kLogitsBlock];
+    uint64_t masses[kLogitsBlock];
+    for (size_t block = 0; block < block_max_.size(); ++block) {
+      if (scaled(block_max_[block]) < -28.0f) continue;  // no mass
+      const int64_t begin = block_begin(block), size = block_size(block);
+      for (int64_t i = 0; i < size; ++i) values[i] = scaled(logits_[begin + i]);
+      kernels_.fixed_point_probs(values, size, masses);
+      for (int64_t i = 0; i < size; ++i) sums.add(values[i], masses[i]);
+    }
+    return sums;
+  }
+
+  // About the distance (scaled) from `mean` within which `mass` lies.
+  float distance_around(float mean, uint64_t mass) const {
+    uint64_t bins[kMassBins] = {};
+    const int64_t stride = sample_masses(bins);
+    const double wanted = 1.1 * static_cast<double>(mass) / static_cast<double>(stride);
+    const int center = static_cast<int>(std::min(-mean * kMassBinsPerNat, kMassBins - 1.0f));
+    double sum = static_cast<double>(bins[center]);
+    int away = 1;
+    for (; sum < wanted && away < kMassBins; ++away) {
+      if (away <= center) sum += static_cast<double>(bins[center - away]);
+      if (center + away < kMassBins) sum += static_cast<double>(bins[center + away]);
+    }
+    return static_cast<float>(away) / kMassBinsPerNat;
   }
 
   // Whether this token is one of those, of a share of xtc_probability, whose top choices are excluded: a draw of its own.

@@ -164,6 +164,8 @@ def test_native_is_the_definition(
         {"min_p": 0.05}, {"top_k": 50, "top_p": 0.9, "min_p": 0.02, "temperature": 0.7, "logprobs": 20},
         {"repetition_penalty": 1.1, "top_p": 0.8, "top_k": 20, "temperature": 0.7, "logprobs": 0},
         {"mask": "few", "top_p": 0.9}, {"mask": "most", "logprobs": 20}, {"top_n_sigma": 1.0}, {"typical_p": 0.9},
+        {"typical_p": 0.01}, {"typical_p": 1 - 1e-9}, {"typical_p": 0.5, "temperature": 100.0, "mask": "few"},
+        {"typical_p": 0.7, "temperature": 0.01, "xtc_probability": 1, "xtc_threshold": 0.01},
         {"typical_p": 0.2, "top_p": 0.95, "top_n_sigma": 3}, {"xtc_probability": 1, "xtc_threshold": 0.01},
         {"xtc_probability": 0.5, "xtc_threshold": 0.02, "min_p": 0.01}, {"mirostat": 2}, {"mirostat": 2, "mirostat_mu": 3.0},
         {"logprobs": 20, "logprobs_mode": "processed"}, {"logprobs": 5, "logprobs_mode": "processed", "temperature": 0},
