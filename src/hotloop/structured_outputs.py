@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hotloop.errors import InvalidRequestError
@@ -21,7 +21,7 @@ class StructuredOutputsParams:
     matches. choice: texts of which the answer is one. grammar: in Lark's syntax or in GBNF. json_object: any JSON object.
 
     disable_any_whitespace: no optional white space between the parts of JSON; without it a space, or a line end and an
-    indent, may stand wherever JSON allows them.
+    indent, may stand wherever JSON allows them. called: the name of the form in messages, if it came under another one.
 
     Raises: InvalidRequestError naming the field. Whether a schema, regex or grammar can be enforced is found out when it is
     compiled, before the request runs.
@@ -33,6 +33,13 @@ class StructuredOutputsParams:
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
+    called: str = field(default="", compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Of the form, for messages."""
+        (kind,) = (kind for kind in _KINDS if getattr(self, kind) not in (None, False))
+        return self.called or f"structured_outputs.{kind}"
 
     def __post_init__(self) -> None:
         given = [kind for kind in _KINDS if getattr(self, kind) not in (None, False)]
@@ -44,7 +51,7 @@ class StructuredOutputsParams:
             if not isinstance(getattr(self, name), bool | None):
                 raise InvalidRequestError(f"{name} is {getattr(self, name)!r:.60}; it must be true or false")
         if self.json is not None:
-            object.__setattr__(self, "json", _schema_text(self.json))
+            object.__setattr__(self, "json", _schema_text(self.name, self.json))
         if self.choice is not None:
             object.__setattr__(self, "choice", _choice_texts(self.choice))
         for name in ("json", "regex", "grammar"):
@@ -52,17 +59,17 @@ class StructuredOutputsParams:
                 _check_text(name, getattr(self, name))
 
 
-def _schema_text(schema: object) -> str:
+def _schema_text(name: str, schema: object) -> str:
     """JSON with the keys in their order, which is the order of the answer's properties."""
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, Mapping):
-            raise InvalidRequestError(f"json is {schema!r:.60}; it must be a JSON schema: an object")
+            raise InvalidRequestError(f"{name} is {schema!r:.60}; it must be a JSON schema: an object")
         return schema if isinstance(schema, str) else json.dumps(dict(value), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidRequestError):
             raise
-        raise InvalidRequestError(f"json is no JSON schema: {error}") from None
+        raise InvalidRequestError(f"{name} is no JSON schema: {error}") from None
 
 
 def _choice_texts(texts: object) -> tuple[str, ...]:

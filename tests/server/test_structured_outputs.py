@@ -57,7 +57,24 @@ def test_a_schema_that_cannot_be_enforced_is_refused(client: httpx.Client, schem
     body = {"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}, "stream": True}
     response = client.post(CHAT, json=body)
     assert response.status_code == 400, response.text
-    assert len(response.json()["error"]["message"]) < 1000
+    message = response.json()["error"]["message"]
+    assert len(message) < 1000
+    if isinstance(schema, dict):
+        of_format = "response_format.json_schema.schema"
+        assert message.startswith(of_format)
+        items = {"anyOf": [schema, {"const": 1}]}
+        inside = {"type": "object", "properties": {"ok": True, "a": {"type": "array", "items": items}}}
+        for fields, name in (
+            ({"response_format": {"type": "json_schema", "json_schema": {"schema": inside}}}, of_format),
+            ({"structured_outputs": {"json": inside}}, "structured_outputs.json"),
+        ):
+            response = client.post(CHAT, json={"messages": HI, "max_tokens": 2, **fields})
+            if "Unsatisfiable" in message:  # there the other alternative can
+                assert response.status_code == 200
+            else:
+                path = ".properties.a" if schema.keys() == {"properties"} else ""
+                told = response.json()["error"]["message"]
+                assert told.startswith(f"{name}.properties.a.items.anyOf[0]{path}"), told
     assert client.get("/health").status_code == 200
 
 

@@ -5,17 +5,19 @@ llguidance parses; this decides what goes in (bytes of the tokens, limits) and w
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hotloop.errors import InvalidRequestError
 from hotloop.sampling.constraint import Mask
-from hotloop.sampling.grammar_source import grammar_source
+from hotloop.sampling.grammar_source import GrammarSource, grammar_source
+from hotloop.sampling.schema_fault import fault_path
 from hotloop.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -78,17 +80,35 @@ class GrammarCompiler:
         return grammar
 
     def _compile(self, spec: StructuredOutputsParams) -> Grammar:
-        from llguidance import LLMatcher
-
         source = grammar_source(spec)
-        table = self._token_table()
-        limits = _limits(_MAX_ROW_ITEMS_OF_SCHEMAS if source.is_schema else _MAX_ROW_ITEMS_OF_GRAMMARS)
-        matcher = LLMatcher(table, source.grammar, log_level=0, limits=limits)
+        matcher = self._matcher(source)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether there is any beginning
         if matcher.is_error():
-            raise InvalidRequestError(f"structured_outputs cannot be enforced: {_reason(matcher)}")
-        return Grammar(matcher, table.eos_token)
+            reason = _reason(matcher)
+            raise InvalidRequestError(f"{spec.name}{self._fault_path(spec, reason)} cannot be enforced: {reason}")
+        return Grammar(matcher, self._token_table().eos_token)
+
+    def _matcher(self, source: GrammarSource) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        limits = _limits(_MAX_ROW_ITEMS_OF_SCHEMAS if source.is_schema else _MAX_ROW_ITEMS_OF_GRAMMARS)
+        return LLMatcher(self._token_table(), source.grammar, log_level=0, limits=limits)
+
+    def _fault_path(self, spec: StructuredOutputsParams, reason: str) -> str:
+        """Where in its schema, if it has one."""
+        if spec.json is None:
+            return ""
+        assert isinstance(spec.json, str)
+
+        def fails_alike(schema: Mapping[str, Any]) -> bool:
+            try:
+                matcher = self._matcher(grammar_source(StructuredOutputsParams(json=dict(schema))))
+            except InvalidRequestError:
+                return False
+            return matcher.is_error() and _reason(matcher) == reason
+
+        return fault_path(json.loads(spec.json), fails_alike)
 
     def _token_table(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -112,6 +132,8 @@ def _reason(matcher: LLMatcher) -> str:
     reason = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
     if reason == "NoExtensionBias":
         return "no text is allowed by it"
+    if reason.startswith("oneOf"):
+        return "alternatives of oneOf may hold at once, which cannot be excluded; use anyOf"
     if reason.startswith("panic"):
         _log.error("llguidance failed: %s", reason)
         return "the parser failed"

@@ -11,6 +11,7 @@ from typing import Any
 
 from hotloop.errors import InvalidRequestError
 from hotloop.sampling.gbnf import gbnf_to_lark
+from hotloop.sampling.schema_fault import fault_path
 from hotloop.structured_outputs import StructuredOutputsParams
 
 # White space that JSON may have wherever it allows any: a model that likes to lay out its JSON can, and none can go on forever.
@@ -38,7 +39,7 @@ def grammar_source(spec: StructuredOutputsParams) -> GrammarSource:
         _check_embedded_schemas(lark)
         return _lark(lark)
     assert isinstance(spec.json, str | None)
-    schema: dict[str, Any] = {"type": "object"} if spec.json is None else parse_schema(spec.json)
+    schema: dict[str, Any] = {"type": "object"} if spec.json is None else parse_schema(spec.json, spec.name)
     whitespace: dict[str, Any] = (
         {"whitespace_flexible": False} if spec.disable_any_whitespace else {"whitespace_pattern": _WHITESPACE}
     )
@@ -46,8 +47,23 @@ def grammar_source(spec: StructuredOutputsParams) -> GrammarSource:
     return GrammarSource(json.dumps({"grammars": [{"json_schema": schema}]}), True)
 
 
-def parse_schema(text: str) -> dict[str, Any]:
-    """A schema whose numbers can be compiled in bounded time. Raises InvalidRequestError."""
+def parse_schema(text: str, name: str) -> dict[str, Any]:
+    """A schema whose numbers can be compiled in bounded time. name: for messages. Raises InvalidRequestError."""
+    schema: dict[str, Any] = json.loads(text)
+    multiples = _multiples(text)
+    if math.lcm(*multiples) > _MAX_MULTIPLES:
+        where = name + fault_path(schema, lambda part: math.lcm(*_multiples(json.dumps(part))) > _MAX_MULTIPLES)
+        raise InvalidRequestError(
+            f"{where}: multipleOf {', '.join(map(str, sorted(multiples)))[:60]} is too fine; the least common multiple of all "
+            f"must be at most {_MAX_MULTIPLES} without trailing zeros"
+        )
+    if "x-guidance" in schema:
+        raise InvalidRequestError(f"{name} has the key 'x-guidance', which is not supported; leave it out")
+    return schema
+
+
+def _multiples(schema: str) -> set[int]:
+    """All numbers of `multipleOf`, without trailing zeros."""
     multiples: set[int] = set()
 
     def collect(mapping: dict[str, Any]) -> dict[str, Any]:
@@ -57,15 +73,8 @@ def parse_schema(text: str) -> dict[str, Any]:
             multiples.add(int("".join(map(str, digits))))
         return mapping
 
-    schema: dict[str, Any] = json.loads(text, object_hook=collect)
-    if math.lcm(*multiples) > _MAX_MULTIPLES:
-        raise InvalidRequestError(
-            f"the schema's multipleOf {', '.join(map(str, sorted(multiples)))[:60]} are too fine; their least common multiple "
-            f"must be at most {_MAX_MULTIPLES} without trailing zeros"
-        )
-    if "x-guidance" in schema:
-        raise InvalidRequestError("the schema has the key 'x-guidance', which is not supported; leave it out")
-    return schema
+    json.loads(schema, object_hook=collect)
+    return multiples
 
 
 def _lark(text: str) -> GrammarSource:
@@ -94,4 +103,4 @@ def _check_embedded_schemas(lark: str) -> None:
             schema, _ = decoder.raw_decode(lark, match.end())
         except (ValueError, RecursionError) as error:
             raise InvalidRequestError(f"grammar: what follows %json is no JSON schema: {error}") from None
-        parse_schema(json.dumps(schema))
+        parse_schema(json.dumps(schema), "structured_outputs.grammar: a schema")

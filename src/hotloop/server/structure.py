@@ -9,7 +9,7 @@ from typing import Any
 from hotloop.errors import InvalidRequestError
 from hotloop.structured_outputs import StructuredOutputsParams
 
-_NAMES = [field.name for field in fields(StructuredOutputsParams)]
+_NAMES = [field.name for field in fields(StructuredOutputsParams) if field.compare]
 
 
 def _one_of(name: str, schema: Mapping[str, Any], /, **others: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -74,4 +74,4 @@ def _response_format(value: object) -> StructuredOutputsParams | None:
         )
     if not isinstance(wrapper.get("strict"), bool | None):
         raise InvalidRequestError(f"strict of response_format is {wrapper['strict']!r:.60}; it must be true or false")
-    return StructuredOutputsParams(json=wrapper["schema"])
+    return StructuredOutputsParams(json=wrapper["schema"], called="response_format.json_schema.schema")

@@ -94,7 +94,7 @@ def test_one_prompt_or_several(prompt: Any, prompts: list[Any]) -> None:  # know
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "must have 'schema'"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}}, "must have 'schema'"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}}, "strict of response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": []}}}, "json is"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": []}}}, "json_schema.schema is"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "leave one out"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs is"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "regex and choice"),
