@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from hotloop import LLM, SamplingParams, StructuredOutputsParams
-from hotloop.engine.masks import Masks, Wanted
+from hotloop.engine.masks import Masks, RowMasks, Wanted
 from hotloop.errors import HotloopError
-from hotloop.sampling.grammar import GrammarCompiler, Mask
+from hotloop.sampling.grammar import GrammarCompiler
 
 NUM_SCHEMAS = 200
 WORDS = [
@@ -206,7 +206,7 @@ def run_step(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any], bat
     masks_s: list[float] = []
     fill = Masks._fill
 
-    def timed_fill(self: Masks, wanted: Wanted) -> list[Mask | Exception]:
+    def timed_fill(self: Masks, wanted: Wanted) -> list[RowMasks | Exception]:
         begin_s = time.thread_time()
         result = fill(self, wanted)
         masks_s.append(time.thread_time() - begin_s)
