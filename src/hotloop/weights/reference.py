@@ -7,9 +7,11 @@ from pathlib import PurePosixPath
 from hotloop.errors import ModelNotFoundError
 
 _HUB = re.compile(
-    r"hf:(?P<owner>[A-Za-z0-9][\w.-]*)/(?P<repo>[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?"
+    r"hf:(?P<owner>[A-Za-z0-9][\w.-]*)/(?P<repo>[A-Za-z0-9][\w.-]*)(?:@(?P<revision>refs/[a-z]+/\d+|[\w.-]+))?(?:/(?P<file>.+))?"
 )
 _OLLAMA = re.compile(r"ollama:(?P<name>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)*)(?::(?P<tag>[\w.-]+))?")
+
+REVISION_SLASH = "--"  # stands for the slashes of a revision in names of folders
 
 SPLIT_FILE = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf")
 

@@ -1,4 +1,4 @@
-"""From a MODEL argument to a file on this machine, the same way for every command and for `LLM`."""
+"""From a MODEL argument to a file or folder on this machine, the same way for every command and for `LLM`."""
 
 import difflib
 import os
@@ -7,7 +7,15 @@ from pathlib import Path
 from hotloop.errors import ModelNotFoundError
 from hotloop.weights import cache, discover
 from hotloop.weights.catalog import DEFAULT_MODEL, CatalogEntry, catalog
-from hotloop.weights.reference import HubReference, OllamaReference, choose_file, parse_reference, split_parts
+from hotloop.weights.model_folder import is_model_folder
+from hotloop.weights.reference import (
+    REVISION_SLASH,
+    HubReference,
+    OllamaReference,
+    choose_file,
+    parse_reference,
+    split_parts,
+)
 
 FOLDER_CONFIG = "config.json"
 """What makes a folder a model's."""
@@ -18,7 +26,7 @@ class NotPulledError(ModelNotFoundError):
 
 
 def resolve(model: str) -> Path:
-    """The file that MODEL means: a catalog name, a path, hf:owner/repo[@revision][/file], ollama:name[:tag].
+    """The file that MODEL means, or the folder: a catalog name, a path, hf:owner/repo[@revision][/file], ollama:name[:tag].
 
     A path may be that of a Hugging Face folder (one with config.json), which comes back absolute. A catalog name wins over
     a file of that name (write ./name for the file). Nothing is downloaded.
@@ -55,7 +63,7 @@ def locate(model: str) -> Path | None:
 
 def pulled_path(reference: HubReference, file: str) -> Path:
     """Where `pull` puts a file of a hub repository."""
-    revision = f"@{reference.revision}" if reference.revision else ""
+    revision = "@" + reference.revision.replace("/", REVISION_SLASH) if reference.revision else ""
     return cache.models_dir() / (reference.repo + revision) / file
 
 
@@ -75,7 +83,7 @@ def _locate_entry(entry: CatalogEntry) -> Path | None:
 
 
 def _locate_hub(reference: HubReference) -> Path | None:
-    """The reference's file in hotloop's folder or the Hugging Face cache."""
+    """The reference's file, or its model folder, in hotloop's folder or the Hugging Face cache."""
     for folder in (pulled_path(reference, "."), *_snapshots(reference)):
         if reference.file is not None:
             file: str | None = reference.file
@@ -83,6 +91,8 @@ def _locate_hub(reference: HubReference) -> Path | None:
             file = choose_file([p.relative_to(folder).as_posix() for p in folder.rglob("*.gguf")])
         if file is not None and all((folder / part).is_file() for part in split_parts(file)):
             return folder / file
+        if reference.file is None and is_model_folder(folder):
+            return folder
     return None
 
 

@@ -73,6 +73,18 @@ def test_pull_prints_the_path_alone_on_stdout(machine, monkeypatch, capsys) -> N
     assert "hotloop run smollm2-135m" in captured.err
 
 
+def test_rm_says_what_it_freed(machine, monkeypatch, capsys) -> None:
+    machine.models.mkdir(parents=True)
+    path = machine.models / catalog()["smollm2-135m"].file
+    path.write_bytes(bytes(3_000_000))
+    assert run(monkeypatch, "rm", "smollm2-135m") == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "removed smollm2-135m: 3 MB\n")
+    assert not path.exists()
+    assert run(monkeypatch, "rm", "smollm2-135m") == 1
+    assert "is not on this machine" in capsys.readouterr().err
+
+
 def test_pull_of_an_unknown_name_says_what_is_near(machine, monkeypatch, capsys) -> None:
     assert run(monkeypatch, "pull", "smollm2-135") == 1
     assert "did you mean smollm2-135m" in capsys.readouterr().err

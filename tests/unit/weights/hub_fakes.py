@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from json import dumps
+from urllib.parse import unquote
 
 TINY = b"GGUF" + bytes(range(256)) * 40
 
@@ -34,55 +35,102 @@ class FakeHub:
     content_url: str | None = None  # None: the hub itself sends the files
     files: dict[str, bytes] = field(default_factory=dict)  # "owner/repo/revision/file" -> bytes
     declared: dict[str, str] = field(default_factory=dict)  # the entity tag, where it is not the SHA-256
-    cut_at: int | None = None  # break the connection after so many bytes
+    commit: str = "c1"  # that main is at
+    cut_at: int | None = None  # break the connection after so many bytes of an answer
+    cuts: int = 10**9  # that often, then no more
+    takes_ranges: bool = True
+    content_refusal: int | None = None  # status for the bytes of files
+    answers_before_refusal: int = 0
     refusal: tuple[int, str] | None = None  # status and X-Error-Code for everything
+    retry_after: str | None = None
     downloads: list[tuple[str, str | None]] = field(default_factory=list)  # path, Authorization
+    ranges: list[str | None] = field(default_factory=list)  # asked for, of each download
 
     def add(self, repo: str, file: str, data: bytes, revision: str = "main") -> None:
         self.files[f"{repo}/{revision}/{file}"] = data
+        if revision == "main":
+            self.files[f"{repo}/{self.commit}/{file}"] = data
+
+    def refuse(self) -> tuple[int, dict[str, str]]:
+        assert self.refusal is not None
+        status, code = self.refusal
+        retry = {"Retry-After": self.retry_after} if self.retry_after else {}
+        return status, ({"X-Error-Code": code} if code else {}) | retry
+
+
+def is_large(file: str) -> bool:
+    """Whether the hub keeps a file in its large file store, where it is known by its SHA-256."""
+    return file.endswith((".gguf", ".safetensors"))
+
+
+def git_name(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def digest(file: str, data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest() if is_large(file) else git_name(data)
 
 
 class HubHandler(BaseHTTPRequestHandler):
     hub: FakeHub
+    range_error = False  # for every range
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
     def do_HEAD(self) -> None:
         if self.hub.refusal is not None:
-            return self._answer(self.hub.refusal[0], {"X-Error-Code": self.hub.refusal[1]})
-        key = self.path.lstrip("/").replace("/resolve/", "/")
+            return self._answer(*self.hub.refuse())
+        key = self.path.lstrip("/").replace("/resolve/", "/").replace("%2F", "/")
         if key not in self.hub.files:
             return self._answer(404, {"X-Error-Code": "EntryNotFound"})
         data = self.hub.files[key]
-        tag = self.hub.declared.get(key, hashlib.sha256(data).hexdigest())
-        headers = {"X-Linked-ETag": f'"{tag}"', "X-Linked-Size": str(len(data)), "X-Repo-Commit": "c1"}
+        tag = self.hub.declared.get(key, digest(key, data))
+        headers = {"X-Linked-ETag": f'"{tag}"', "X-Linked-Size": str(len(data)), "X-Repo-Commit": self.hub.commit}
         if self.hub.content_url is None:
             return self._answer(200, headers)
         return self._answer(302, {**headers, "Location": f"{self.hub.content_url}/content/{key}"})
 
     def do_GET(self) -> None:
         if self.path.startswith("/api/models/"):
-            return self._list_files()
-        self.hub.downloads.append((self.path, self.headers.get("Authorization")))
-        data = self.hub.files[self.path.removeprefix("/content").lstrip("/").replace("/resolve/", "/")]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
+            return self._describe()
+        if self.path.startswith("/api/"):  # what else huggingface_hub asks
+            return self._answer(404, {})
+        hub = self.hub
+        hub.downloads.append((self.path, self.headers.get("Authorization")))
+        wanted = self.headers.get("Range")
+        hub.ranges.append(wanted)
+        if hub.content_refusal is not None and len(hub.downloads) > hub.answers_before_refusal:
+            return self._answer(hub.content_refusal, {})
+        data = hub.files[self.path.removeprefix("/content").lstrip("/").replace("/resolve/", "/").replace("%2F", "/")]
+        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and hub.takes_ranges else 0
+        if start and (start >= len(data) or self.range_error):
+            return self._answer(416, {"Content-Range": f"bytes */{len(data)}"})
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
-        self.wfile.write(data[: self.hub.cut_at])
+        cut = hub.cut_at if hub.cuts > 0 else None
+        hub.cuts -= cut is not None and cut < len(data) - start
+        self.wfile.write(data[start:][:cut])
 
-    def _list_files(self) -> None:
+    def _describe(self) -> None:
         if self.hub.refusal is not None:
-            return self._answer(self.hub.refusal[0], {"X-Error-Code": self.hub.refusal[1]})
-        path = self.path.split("?")[0]
-        owner, repo = path.split("/")[3:5]
-        prefix = f"{owner}/{repo}/main/"
-        names = [key.removeprefix(prefix) for key in self.hub.files if key.startswith(prefix)]
-        # Releases of huggingface_hub differ in which of the two they ask for.
-        if "/tree/" in path:
-            answer: object = [{"type": "file", "path": name, "size": 1, "oid": "0" * 40} for name in names]
-        else:
-            answer = {"id": f"{owner}/{repo}", "siblings": [{"rfilename": name} for name in names]}
+            return self._answer(*self.hub.refuse())
+        owner, repo, *rest = unquote(self.path.split("?")[0]).split("/")[3:]
+        revision = "/".join(rest[1:]) or "main"
+        prefix = f"{owner}/{repo}/{revision}/"
+        files = {key.removeprefix(prefix): data for key, data in self.hub.files.items() if key.startswith(prefix)}
+        if not files:
+            return self._answer(404, {"X-Error-Code": "RevisionNotFound"})
+        siblings = []
+        for name, data in files.items():
+            entry: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": git_name(data)}
+            if is_large(name):
+                entry["lfs"] = {"sha256": digest(name, data), "size": len(data), "pointerSize": 130}
+            siblings.append(entry)
+        answer = {"id": f"{owner}/{repo}", "sha": self.hub.commit, "siblings": siblings}
         return self._answer(200, {"Content-Type": "application/json"}, dumps(answer).encode())
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:

@@ -1,9 +1,15 @@
+import shutil
+import subprocess
+import sys
 import threading
+from collections import namedtuple
 
 import pytest
 
 from hotloop.errors import DownloadError, ModelFileError, ModelNotFoundError
+from hotloop.weights import discover
 from hotloop.weights import pull as pull_module
+from hotloop.weights.catalog import size_text
 from hotloop.weights.pull import pull
 from hotloop.weights.resolve import locate, resolve
 from unit.weights.hub_fakes import TINY
@@ -134,3 +140,122 @@ def test_local_file_is_checked_and_not_copied(machine, tmp_path) -> None:
 def test_unknown_name() -> None:
     with pytest.raises(ModelNotFoundError, match="did you mean tiny"):
         pull("tinyy")
+
+
+def test_a_pull_that_was_killed_goes_on(machine, hub_server, recorder) -> None:
+    data = TINY * 10
+    hub_server.add("a/b", "m.gguf", data)
+    hub_server.cut_at = 50_000
+    code = (
+        "import os; from hotloop.weights.pull import pull\n"
+        "class Killed:\n"
+        "    note = lambda *_: None\n"
+        "    progress = lambda *_: os.kill(os.getpid(), 9)\n"
+        "pull('hf:a/b', reporter=Killed())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    folder = machine.models / "a" / "b"
+    assert sorted(path.name for path in folder.iterdir()) == ["m.gguf.partial", "m.gguf.partial.json"]
+    assert locate("hf:a/b") is None
+    hub_server.cut_at = None
+    assert pull("hf:a/b", reporter=recorder).read_bytes() == data
+    assert hub_server.ranges == [None, "bytes=50000-"]
+
+
+FOLDER = {
+    "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
+    "tokenizer.json": b"{}",
+    "model.safetensors.index.json": b'{"weight_map": {}}',
+    "model-00001-of-00002.safetensors": bytes(3000),
+    "model-00002-of-00002.safetensors": bytes(range(250)) * 10,
+}
+
+
+def publish(hub_server, **changes: bytes) -> None:
+    for name, data in {**FOLDER, "README.md": b"", "original/consolidated.00.pth": b"", **changes}.items():
+        hub_server.add("a/b", name, data)
+
+
+def test_a_folder_of_a_repository(machine, hub_server, recorder) -> None:
+    publish(hub_server)
+    path = pull("hf:a/b", reporter=recorder)
+    assert path == machine.models / "a" / "b" == resolve("hf:a/b") == resolve(str(path))
+    assert {p.name: p.read_bytes() for p in path.iterdir() if not p.name.startswith(".")} == FOLDER
+    total = sum(map(len, FOLDER.values()))
+    assert recorder.notes == [f"hf:a/b: 5 files, {size_text(total)}, checked against what the hub declares"]
+    assert recorder.steps[-1] == (total, total)
+    assert all("/c1/" in asked for asked, _ in hub_server.downloads)  # one commit, whatever main is by now
+    hub_server.downloads.clear()
+    assert pull("hf:a/b") == path
+    assert hub_server.downloads == []
+    (found,) = discover.discover()
+    assert (found.model, found.path, found.bytes) == ("hf:a/b", path, total)
+
+
+def test_a_folder_that_broke_off_goes_on(machine, hub_server, recorder) -> None:
+    publish(hub_server)
+    hub_server.content_refusal, hub_server.answers_before_refusal = 500, 4
+    hub_server.cut_at, hub_server.cuts = 1000, 1
+    with pytest.raises(DownloadError, match="model-00001-of-00002"):
+        pull("hf:a/b")
+    assert locate("hf:a/b") is None
+    assert discover.discover() == []
+    hub_server.content_refusal = None
+    hub_server.downloads.clear()
+    hub_server.ranges.clear()
+    pull("hf:a/b")
+    assert [asked.rsplit("/", 1)[1] for asked, _ in hub_server.downloads] == list(FOLDER)[-2:]
+    assert hub_server.ranges == ["bytes=1000-", None]
+
+
+def test_a_folder_that_changed_upstream_is_of_one_commit(machine, hub_server) -> None:
+    publish(hub_server)
+    hub_server.content_refusal, hub_server.answers_before_refusal = 500, 4
+    with pytest.raises(DownloadError, match="model-00002-of-00002"):
+        pull("hf:a/b")
+    hub_server.content_refusal, hub_server.commit = None, "c2"
+    changed = FOLDER | {"config.json": b'{"changed": true, "architectures": []}x', "tokenizer.json": b"[]"}
+    publish(hub_server, **changed)
+    hub_server.downloads.clear()
+    path = pull("hf:a/b")
+    assert {p.name: p.read_bytes() for p in path.iterdir() if not p.name.startswith(".")} == changed
+    assert [asked.rsplit("/", 1)[1] for asked, _ in hub_server.downloads] == [
+        "config.json",
+        "tokenizer.json",
+        "model-00002-of-00002.safetensors",
+    ]
+    assert all("/c2/" in asked for asked, _ in hub_server.downloads)
+
+
+def test_revisions_lie_apart(machine, hub_server) -> None:
+    hub_server.add("a/b", "m.gguf", TINY)
+    hub_server.add("a/b", "m.gguf", TINY + b"pr", revision="refs/pr/1")
+    assert pull("hf:a/b") == machine.models / "a" / "b" / "m.gguf"
+    path = pull("hf:a/b@refs/pr/1")
+    assert path == machine.models / "a" / "b@refs--pr--1" / "m.gguf" == resolve("hf:a/b@refs/pr/1/m.gguf")
+    assert {found.model for found in discover.discover()} == {"hf:a/b/m.gguf", "hf:a/b@refs/pr/1/m.gguf"}
+
+
+def test_a_folder_that_does_not_fit_is_refused_before_the_first_byte(hub_server, monkeypatch) -> None:
+    publish(hub_server)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 0, (64 << 20) + 4000))
+    with pytest.raises(DownloadError, match="not enough disk space"):
+        pull("hf:a/b")
+    assert hub_server.downloads == []
+
+
+def test_a_wrong_shard_is_no_model(machine, hub_server) -> None:
+    publish(hub_server)
+    hub_server.files["a/b/c1/model-00002-of-00002.safetensors"] = bytes(2500)
+    hub_server.files["a/b/main/model-00002-of-00002.safetensors"] = FOLDER["model-00002-of-00002.safetensors"]
+    with pytest.raises(DownloadError, match="SHA-256"):
+        pull("hf:a/b")
+    assert locate("hf:a/b") is None
+
+
+def test_one_lock_for_all_names_of_a_repository(tiny_catalog) -> None:
+    assert (
+        pull_module.lock_name("hf:a/b") == pull_module.lock_name("hf:a/b/m.gguf") != pull_module.lock_name("hf:a/b@v1")
+    )
+    assert pull_module.lock_name("TINY") == "tiny"

@@ -5,7 +5,7 @@ from collections import namedtuple
 import pytest
 
 from hotloop.errors import DownloadError
-from hotloop.weights.transfer import SourceUnavailableError, atomic_file
+from hotloop.weights.transfer import SourceUnavailableError, WrongBytesError, atomic_file, resumable_file
 
 DATA = b"some bytes" * 1000
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -91,4 +91,74 @@ def test_disk_that_fills_up_on_the_way(tmp_path) -> None:
 def test_folder_that_cannot_be_made(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DownloadError, match="HOTLOOP_HOME"), atomic_file(tmp_path / "file" / "x", None, None):
+        pass
+
+
+def interrupt(target, data, identity, error=KeyboardInterrupt, digest=SHA256) -> None:
+    def write() -> None:
+        with resumable_file(target, len(DATA), digest, identity) as partial:
+            partial.write(data)
+            raise error("stop")
+
+    with pytest.raises(error):
+        write()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SourceUnavailableError])
+def test_an_interrupted_file_goes_on(tmp_path, error) -> None:
+    target = tmp_path / "x.gguf"
+    interrupt(target, DATA[:3000], "tag", error)
+    assert leftovers(tmp_path) == ["x.gguf.partial", "x.gguf.partial.json"]
+    with resumable_file(target, len(DATA), SHA256, "tag") as partial:
+        assert partial.size == partial.resumed_bytes == 3000
+        partial.write(DATA[3000:])
+    assert target.read_bytes() == DATA
+    assert leftovers(tmp_path) == ["x.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("begun", "continued"),
+    [
+        (("tag", DATA[:3000]), "other"),
+        ((None, DATA[:3000]), "tag"),
+        (("tag", DATA[:3000]), None),
+        (("tag", b""), "tag"),
+    ],
+)
+def test_bytes_of_another_content_are_not_continued(tmp_path, begun, continued) -> None:
+    target = tmp_path / "x.gguf"
+    interrupt(target, begun[1], begun[0])
+    with resumable_file(target, len(DATA), SHA256, continued) as partial:
+        assert partial.size == 0
+        partial.write(DATA)
+    assert leftovers(tmp_path) == ["x.gguf"]
+
+
+def test_wrong_bytes_and_other_errors_leave_nothing_to_continue(tmp_path) -> None:
+    target = tmp_path / "x.gguf"
+    interrupt(target, DATA[:3000], "tag", RuntimeError)
+    assert leftovers(tmp_path) == []
+    with pytest.raises(WrongBytesError, match="SHA-256"), resumable_file(target, len(DATA), "0" * 64, "tag") as partial:
+        partial.write(DATA)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_restart_forgets_what_was_there(tmp_path) -> None:
+    target = tmp_path / "x.gguf"
+    interrupt(target, b"?" * 3000, "tag")
+    with resumable_file(target, len(DATA), SHA256, "tag") as partial:
+        partial.restart()
+        assert partial.size == partial.resumed_bytes == 0
+        partial.write(DATA)
+    assert target.read_bytes() == DATA
+
+
+def test_only_the_rest_needs_space(tmp_path, monkeypatch) -> None:
+    target = tmp_path / "x.gguf"
+    interrupt(target, DATA[:9000], "tag")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**12, 0, (64 << 20) + 1000))
+    with resumable_file(target, len(DATA), SHA256, "tag") as partial:
+        partial.write(DATA[9000:])
+    with pytest.raises(DownloadError, match="not enough disk space"), resumable_file(tmp_path / "y", 1001, None, "tag"):
         pass

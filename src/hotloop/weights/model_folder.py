@@ -1,0 +1,97 @@
+"""Hugging Face model folders: which files make one, and the note that a pull leaves in its own."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_CONFIG = "config.json"
+_COMPANIONS = (
+    _CONFIG,
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "quantize_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_WHOLE = "model.safetensors"
+_SHARD = re.compile(r"model-(?P<part>\d{5})-of-(?P<count>\d{5})\.safetensors")
+_NOTE = ".hotloop-pull.json"
+
+
+def needed_files(names: Iterable[str]) -> list[str]:
+    """What of a repository's files makes a model folder; nothing where they do not hold one.
+
+    Only files at the top: folders in a repository hold the same model for other programs.
+    """
+    top = {name for name in names if "/" not in name}
+    weights = weight_files(top)
+    return [*(name for name in _COMPANIONS if name in top), *weights] if weights and _CONFIG in top else []
+
+
+def weight_files(names: Iterable[str]) -> list[str]:
+    """The safetensors files of one model, in order; of a sharded one with a shard missing, none."""
+    found = sorted(names)
+    if _WHOLE in found:
+        return [_WHOLE]
+    shards = {name: match for name in found if (match := _SHARD.fullmatch(name))}
+    if not shards:
+        return []
+    first = next(iter(shards.values()))
+    wanted = [f"model-{i:05d}-of-{first['count']}.safetensors" for i in range(1, int(first["count"]) + 1)]
+    return wanted if all(name in shards for name in wanted) else []
+
+
+def is_model_folder(path: Path) -> bool:
+    """Whether a folder holds a whole model: one that a pull has finished, where it is a pull's."""
+    note = read_note(path)
+    if note is not None:
+        return note.is_complete(path)
+    try:
+        return bool(needed_files(entry.name for entry in path.iterdir()))
+    except OSError:
+        return False
+
+
+def folder_bytes(path: Path) -> int:
+    """Size of the files in a model folder."""
+    return sum((path / name).stat().st_size for name in needed_files(entry.name for entry in path.iterdir()))
+
+
+@dataclass(frozen=True, slots=True)
+class PullNote:
+    """What a pull into a folder is about to fetch: size and digest by file, as of one commit."""
+
+    commit: str
+    files: Mapping[str, tuple[int, str | None]]
+
+    def has(self, folder: Path, name: str) -> bool:
+        """Whether the folder holds a file of that name and size, all of it."""
+        try:
+            return (folder / name).stat().st_size == self.files[name][0]
+        except OSError:
+            return False
+
+    def is_complete(self, folder: Path) -> bool:
+        return all(self.has(folder, name) for name in self.files)
+
+    def write(self, folder: Path) -> None:
+        path = folder / _NOTE
+        scratch = path.with_name(path.name + ".new")
+        scratch.write_text(json.dumps({"commit": self.commit, "files": self.files}, indent=1))
+        scratch.replace(path)
+
+
+def read_note(folder: Path) -> PullNote | None:
+    """The note that a pull left in a folder; None for a folder of another origin."""
+    try:
+        value = json.loads((folder / _NOTE).read_text())
+        return PullNote(value["commit"], {name: (int(size), digest) for name, (size, digest) in value["files"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
