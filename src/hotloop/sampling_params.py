@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from hotloop.errors import InvalidRequestError
 from hotloop.structured_outputs import StructuredOutputsParams
@@ -19,6 +19,7 @@ MAX_CHOICES = 128
 MAX_LOGIT_BIAS = 100.0
 MAX_BAD_WORDS = 256
 MAX_SEQUENCE_BREAKERS = 64
+MAX_PROCESSORS = 16
 MAX_WORD_CHARACTERS = 200  # of a bad word or a sequence breaker
 
 _NUMBERS = (
@@ -33,6 +34,9 @@ _OPTIONAL = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "top_k", "seed", "max_tokens", "logprobs",
     "prompt_logprobs", "truncate_prompt_tokens", "bad_words",
 })  # fmt: skip
+# Of the output's ids and a row of logits, or with the prompt's ids before them: the row to draw from.
+LogitsProcessor: TypeAlias = Callable[..., Any]
+
 _DECIMAL = re.compile(r"-?[0-9]{1,10}")
 
 
@@ -63,6 +67,8 @@ class SamplingParams:
     processing, "processed" is of what the token was drawn from.
     prompt_logprobs: raw ones of the prompt's tokens but the first, and this many top ones per position.
     structured_outputs: the form that the whole answer must have.
+    logits_processors: at most 16 pure functions (output_token_ids, logits) -> logits, or (prompt_token_ids, output_token_ids,
+    logits) -> logits, over float32 [vocab_size]; only where the engine is in this process.
 
     Raises: InvalidRequestError naming the field, its value and the allowed range.
     """
@@ -102,6 +108,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    logits_processors: Sequence[LogitsProcessor] | None = None
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -134,6 +141,8 @@ class SamplingParams:
             if getattr(self, name) is not None or name not in _OPTIONAL:
                 object.__setattr__(self, name, _checked_words(name, getattr(self, name), most))
         self._check_stops()
+        if self.logits_processors is not None:
+            object.__setattr__(self, "logits_processors", _checked_processors(self.logits_processors))
         if self.allowed_token_ids is not None:
             ids = self.allowed_token_ids
             _check(isinstance(ids, Collection) and len(ids) > 0, "allowed_token_ids", ids, "a list of at least one token id")
@@ -246,6 +255,18 @@ def _checked_words(name: str, words: Any, most: int) -> tuple[str, ...]:
         if any("\ud800" <= c <= "\udfff" for c in word):
             raise InvalidRequestError(f"{name} holds {word!r} with a lone surrogate, which no text has")
     return tuple(words)
+
+
+def _checked_processors(processors: Any) -> tuple[LogitsProcessor, ...]:
+    is_list = isinstance(processors, Sequence) and not isinstance(processors, str | bytes)
+    _check(is_list, "logits_processors", processors, "a list of functions")
+    _check(len(processors) <= MAX_PROCESSORS, "the length of logits_processors", len(processors), f"{MAX_PROCESSORS} at most")
+    for processor in processors:
+        if not callable(processor):
+            raise InvalidRequestError(
+                f"logits_processors holds {processor!r:.60}; each must be a function (output_token_ids, logits) -> logits"
+            )
+    return tuple(processors)
 
 
 def _check(holds: bool, name: str, value: object, allowed: str) -> None:

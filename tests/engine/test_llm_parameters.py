@@ -98,6 +98,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "logprobs": ({}, {"logprobs": 2}),
     "include_stop_str_in_output": ({"stop": some_text}, {"include_stop_str_in_output": True}),
     "skip_special_tokens": ({"ignore_eos": True}, {"skip_special_tokens": False}),
+    "logits_processors": ({}, {"logits_processors": lambda llm: [lambda ids, logits: -logits]}),
     "structured_outputs": ({}, {"structured_outputs": StructuredOutputsParams(regex="[a-z]{3,9}")}),
 }
 

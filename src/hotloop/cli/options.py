@@ -96,7 +96,7 @@ def sampling(
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed, "max_tokens": max_tokens,
         "stop": stop,
     }  # fmt: skip
-    settable = {f.name for f in fields(SamplingParams)} - options.keys() - {"n", "structured_outputs"}
+    settable = {f.name for f in fields(SamplingParams)} - options.keys() - {"n", "structured_outputs", "logits_processors"}
     values: dict[str, Any] = {}
     for text in others or ():
         name, _, value = text.partition("=")

@@ -13,8 +13,15 @@ if TYPE_CHECKING:
 
 
 def check_request(request: Request, info: EngineInfo) -> None:
-    """Raises: InvalidRequestError if its tokens are outside the vocabulary or its prompt fills the context; CapacityError if
-    it can never fit in the KV pool."""
+    """For an engine in a process of its own.
+
+    Raises: InvalidRequestError if its tokens are outside the vocabulary, its prompt fills the context or it has
+    logits_processors; CapacityError if it can never fit in the KV pool.
+    """
+    if request.params.logits_processors is not None:
+        raise InvalidRequestError(
+            "logits_processors are functions of this process, and the engine is in another; leave them out or use LLM, AsyncLLM"
+        )
     check_vocabulary(request, info.vocab_size)
     check_size(request, info.max_model_len, info.max_request_tokens)
 

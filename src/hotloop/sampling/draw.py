@@ -48,11 +48,42 @@ class Sampler:
         logits: float32 [n, vocab_size]; row i of ``rows`` uses logits[i], or logits[logits_rows[i]] (choices of one
         prompt share its last row). What is wrong with a row (NaN logits, nothing left to draw) is that row's result.
         """
+        indices = range(len(rows)) if logits_rows is None else logits_rows
+        processed = [i for i, row in enumerate(rows) if row.state.processors is not None]
+        if not processed:
+            return self._draw(logits, rows, indices)
+        plain = [i for i, row in enumerate(rows) if row.state.processors is None]
+        drawn = self._draw(logits, [rows[i] for i in plain], [indices[i] for i in plain]) if plain else []
+        results = dict(zip(plain, drawn, strict=True))
+        for i in processed:
+            results[i] = self._draw_processed(logits[indices[i] : indices[i] + 1], rows[i])
+        return [results[i] for i in range(len(rows))]
+
+    def _draw_processed(self, logits: NDArray[np.float32], row: Row) -> Draw | HotloopError:
+        """logits: float32 [1, vocab_size]."""
+        state = row.state
+        assert state.processors is not None
+        processed = logits
+        if np.isfinite(logits.max()):  # else it is the model's fault and the draw says so
+            try:
+                output_token_ids = [*state.output_token_ids, *row.draft_token_ids]
+                processed = state.processors.process(logits[0], output_token_ids, row.position)[None]
+            except HotloopError as error:
+                return error
+        (drawn,) = self._draw(processed, [row], [0])
+        params = state.draw_params
+        if isinstance(drawn, Draw) and params.num_logprobs >= 0 and not params.processed_logprobs:
+            return drawn._replace(logprobs=self.logprobs(logits, [drawn.token_id], params.num_logprobs, row.position)[0])
+        return drawn
+
+    def _draw(
+        self, logits: NDArray[np.float32], rows: Sequence[Row], logits_rows: Sequence[int]
+    ) -> list[Draw | HotloopError]:
         edits = [(i, *e) for i, row in enumerate(rows) if (e := edits_of(row)) is not None]
         token_ids, logprobs, mus, faults = self._native.draw(
             logits,
             [row.state.draw_params for row in rows],
-            list(range(len(rows))) if logits_rows is None else list(logits_rows),
+            list(logits_rows),
             [row.position for row in rows],
             [row.state.mirostat_mu for row in rows],
             edits,
@@ -65,8 +96,7 @@ class Sampler:
             assert isinstance(drawn, Draw)
             results[i] = drawn._replace(mirostat_mu=mu)
         for i, status, token_id in faults:
-            values = logits[i if logits_rows is None else logits_rows[i]]
-            results[i] = _error(status, rows[i], token_id, values)
+            results[i] = _error(status, rows[i], token_id, logits[logits_rows[i]])
         return results
 
     def logprobs(

@@ -9,6 +9,7 @@ import numpy as np
 from hotloop import _native
 from hotloop.sampling.dry import Dry
 from hotloop.sampling.edits import NO_FLOATS, NO_IDS, Edits, Ids, Mask, TokenCounts
+from hotloop.sampling.processors import LogitsProcessors
 from hotloop.sampling_params import SamplingParams
 
 
@@ -21,7 +22,7 @@ class SamplerState:
 
     __slots__ = (
         "_allowed", "_bad_words", "_banned", "_barred", "_bias", "_bias_ids", "_counts", "_dry", "_min_tokens",
-        "_num_prompt_tokens", "_output_token_ids", "draw_params", "mirostat_mu",
+        "_num_prompt_tokens", "_output_token_ids", "draw_params", "mirostat_mu", "processors",
     )  # fmt: skip
 
     def __init__(
@@ -85,10 +86,18 @@ class SamplerState:
             self._dry = Dry(
                 params.dry_multiplier, params.dry_base, params.dry_allowed_length, dry_breakers, prompt_token_ids
             )
+        self.processors: LogitsProcessors | None = None
+        if params.logits_processors:
+            self.processors = LogitsProcessors(params.logits_processors, prompt_token_ids)
         self._num_prompt_tokens = len(prompt_token_ids)
         self._output_token_ids: list[int] = []
         for token_id in output_token_ids:
             self.push(token_id)
+
+    @property
+    def output_token_ids(self) -> Sequence[int]:
+        """Live, to be read only."""
+        return self._output_token_ids
 
     @property
     def num_output_tokens(self) -> int:

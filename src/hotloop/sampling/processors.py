@@ -1,0 +1,68 @@
+"""LogitsProcessors: a library user's own functions on rows of logits, kept from doing harm to anybody else."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotloop.errors import InvalidRequestError
+from hotloop.sampling_params import LogitsProcessor
+
+Logits: TypeAlias = NDArray[np.float32]
+
+_log = logging.getLogger(__name__)
+
+
+class LogitsProcessors:
+    """The logits_processors of one request, in their order."""
+
+    def __init__(self, processors: Sequence[LogitsProcessor], prompt_token_ids: Sequence[int]) -> None:
+        self._processors = [(processor, _takes_prompt(processor)) for processor in processors]
+        self._prompt_token_ids = tuple(prompt_token_ids)
+
+    def process(self, logits: Logits, output_token_ids: Sequence[int], position: int) -> Logits:
+        """What they make of a row, a new one. logits: float32 [vocab_size], stays as it is. position: of the token that is
+        drawn from it, for messages.
+
+        Raises: InvalidRequestError if one of them fails or returns anything but such a row with a finite maximum.
+        """
+        result: Any = logits.copy()
+        output = tuple(output_token_ids)
+        for index, (processor, takes_prompt) in enumerate(self._processors):
+            name = f"logits_processors[{index}] ({getattr(processor, '__name__', type(processor).__name__)})"
+            try:
+                result = processor(self._prompt_token_ids, output, result) if takes_prompt else processor(output, result)
+            except Exception as error:
+                _log.exception("%s failed", name)
+                raise InvalidRequestError(
+                    f"{name} raised {type(error).__name__} at position {position}: {error}"
+                ) from error
+            _check(result, logits, name, position)
+        return np.array(result, np.float32)
+
+
+def _takes_prompt(processor: LogitsProcessor) -> bool:
+    """Whether it is to be called with the prompt's ids first."""
+    try:
+        parameters = inspect.signature(processor).parameters.values()
+    except (TypeError, ValueError):  # a callable that does not tell
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters) == 3
+
+
+def _check(result: Any, logits: Logits, name: str, position: int) -> None:
+    if not isinstance(result, np.ndarray) or result.dtype != np.float32 or result.shape != logits.shape:
+        what = f"{result.dtype} {list(result.shape)}" if isinstance(result, np.ndarray) else type(result).__name__
+        raise InvalidRequestError(
+            f"{name} returned {what} at position {position}; it must return float32 [{len(logits)}], the row"
+        )
+    top = result.max()
+    if not np.isfinite(top):
+        what = "NaN" if np.isnan(top) else "+inf" if top > 0 else "-inf for every token"
+        raise InvalidRequestError(f"{name} returned {what} at position {position}; leave at least one token, and only numbers")
