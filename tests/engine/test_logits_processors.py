@@ -48,7 +48,8 @@ def jobs() -> list[tuple[list[int], SamplingParams]]:
         {}, {"logits_processors": None}, {"temperature": 0, "logprobs_mode": "processed"}, {"structured_outputs": SCHEMA},
         {"mirostat": 2}, {"repetition_penalty": 1.5, "min_tokens": 9, "stop_token_ids": list(range(100))},
     ]  # fmt: skip
-    return [(random_tokens(i, 3 + 5 * i), replace(PARAMS, seed=i, max_tokens=20 + i, **kinds[i % len(kinds)])) for i in range(18)]
+    params = [replace(PARAMS, seed=i, max_tokens=20 + i, **kinds[i % len(kinds)]) for i in range(18)]
+    return [(random_tokens(i, 3 + 5 * i), one) for i, one in enumerate(params)]
 
 
 def test_batches_chunks_hits_and_preemptions_change_nothing(model: Path, alone: LLM) -> None:
