@@ -20,6 +20,10 @@ MODELS = [
     ("llama", {"*": "BF16", "ffn_up": "F32", "ffn_gate": "Q8_0"}),
     ("qwen3", {"*": "Q3_K", "token_embd": "Q5_K", "output": "Q6_K", "ffn_down": "Q5_K", "attn_v": "Q5_K", "attn_k": "Q2_K"}),
     ("llama", {"*": "IQ4_XS", "token_embd": "IQ4_NL", "ffn_gate": "MXFP4", "attn_v": "Q5_1"}),
+    ("gemma2", {"*": "Q4_0", "token_embd": "Q8_0"}),
+    ("granite", {"*": "Q4_1", "token_embd": "Q8_0", "attn_output": "F16"}),
+    ("phi3", {"*": "Q4_K", "attn_qkv": "Q5_K", "ffn_down": "Q6_K"}),
+    ("smollm3", "Q8_0"),
 ]
 TOKENS = random_tokens(11, 100)
 

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from hotloop.models.reference import reference_logits
 from hotloop.models.registry import load_model_spec
 from hotloop.models.tensors import SUPPORTED_FORMATS
 from hotloop.ops.batch import Chunk, build_batch
-from hotloop.ops.native import NativeWeights
+from hotloop.ops.native import NativeOps, NativeValue, NativeWeights
 from hotloop.ops.reference import ReferenceKV, ReferenceOps, ReferenceWeights
 from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.gguf_writer import write_gguf
@@ -179,6 +179,39 @@ def test_odd_sizes(sizes: dict[str, int], tmp_path: Path) -> None:
     expected = reference_logits(path, tokens, activations="f32")
     (logits,) = native_logits(runner_of(path, activations="f32", kv_dtype="f32"), [tokens])
     assert np.abs(logits - expected).max() <= float_limit(path, expected)
+
+
+@pytest.mark.parametrize("isa", _native.usable_isas())
+def test_linear_scales_before_the_residual_to_the_bit(isa: str, tmp_path: Path) -> None:
+    """((x W^T + bias) * scale) + residual, each operation rounded: numpy's, on a projection without them."""
+    rng = np.random.default_rng(3)
+    tensors = {"embd": (300, 64), "w": (100, 64), "bias": (100,), "r": (100, 64)}
+    contents = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in tensors.items()}
+    write_gguf(
+        tmp_path / "m.gguf",
+        {},
+        {name: ("F32", values.shape, values.view(np.uint8).reshape(-1)) for name, values in contents.items()},
+    )
+    team = _native.ThreadTeam(2)
+    with GGUFFile.open(tmp_path / "m.gguf") as gguf:
+        weights = NativeWeights(gguf, list(tensors), team)
+    storage = runner_of(write_tiny_model(tmp_path / "tiny.gguf")).storage
+    bias, scale, tokens = weights.vector("bias", 100), float(np.float32(0.22)), random_tokens(28, 70)
+
+    def run(record: Callable[[NativeOps, NativeValue], NativeValue]) -> np.ndarray:
+        ops = NativeOps(storage, team, isa=isa, max_tokens=70, max_logits=70)
+        program = ops.compile(record(ops, ops.embed(weights.matrix("embd", 300, 64))))
+        return program.replay(build_batch([Chunk(tokens, 0, [list(range(8))])], 16)).copy()
+
+    def matrix(name: str) -> _native.WeightMatrix:
+        return weights.matrix(name, 100, 64)
+
+    plain = run(lambda ops, x: ops.linear(x, matrix("w")))
+    residual = run(lambda ops, x: ops.linear(x, matrix("r")))
+    scaled = run(lambda ops, x: ops.linear(x, matrix("w"), bias=bias, scale=scale, residual=ops.linear(x, matrix("r"))))
+    expected = (plain + contents["bias"]) * np.float32(scale) + residual
+    np.testing.assert_array_equal(scaled, expected)
+    np.testing.assert_array_equal(run(lambda ops, x: ops.linear(x, matrix("w"), scale=scale)), plain * np.float32(scale))
 
 
 def test_softcaps(tmp_path: Path) -> None:
