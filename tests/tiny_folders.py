@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from golden_models import GoldenCase
 from hotloop.quant.formats import quantize
-from tiny_models import TinyConfig, checkpoint_tensor, tensor_shapes, tiny_config
+from tiny_models import TinyConfig, checkpoint_tensor, rope_tensors, tensor_shapes, tiny_config
 from tiny_tokenizer import CHAT_TEMPLATE, byte_alphabet
 
 Stored = tuple[str, tuple[int, ...], bytes]  # dtype, shape, data
@@ -39,14 +39,27 @@ _GEMMA_BLOCK = _BLOCK | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_PHI_BLOCK = _BLOCK | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_BLOCKS = {"gemma2": _GEMMA_BLOCK, "gemma3": _GEMMA_BLOCK, "phi3": _PHI_BLOCK}
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
 }
+_CLASS_KEYS: Mapping[str, Mapping[str, Any]] = {
+    "gemma2": {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0},
+    "granite": {
+        "embedding_multiplier": 1.5, "residual_multiplier": 0.625, "attention_multiplier": 0.375, "logits_scaling": 1.25,
+    },
+    "smollm3": {"no_rope_layer_interval": 4, "use_sliding_window": False, "layer_types": None},
+}  # fmt: skip
 
 
 def write_tiny_folder(
@@ -71,10 +84,10 @@ def write_tiny_folder(
     tiny = tiny_config(architecture, **overrides)
     contents: dict[str, Stored | None] = {}
     for name, shape in tensor_shapes(tiny).items():
-        if name == "rope_freqs.weight":
+        if name in rope_tensors(tiny):
             continue
         values = checkpoint_tensor(tiny, seed, name, shape)
-        if architecture == "gemma3" and name.endswith("norm.weight"):
+        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values - np.float32(1)
         own_dtype = vector_dtype if values.ndim == 1 and vector_dtype is not None else dtype
         contents[checkpoint_name(architecture, name)] = stored(own_dtype, values)
@@ -95,8 +108,7 @@ def checkpoint_name(architecture: str, name: str) -> str:
     if stem in _TOP:
         return f"{_TOP[stem]}.{suffix}"
     _, layer, part = stem.split(".")
-    block = _GEMMA_BLOCK if architecture == "gemma3" else _BLOCK
-    return f"model.layers.{layer}.{block[part]}.{suffix}"
+    return f"model.layers.{layer}.{_BLOCKS.get(architecture, _BLOCK)[part]}.{suffix}"
 
 
 def folder_config(tiny: TinyConfig) -> dict[str, Any]:
@@ -121,11 +133,12 @@ def folder_config(tiny: TinyConfig) -> dict[str, Any]:
         "initializer_range": 0.02,
         "use_cache": True,
     }
-    if architecture == "gemma3":
+    if architecture in ("gemma2", "gemma3"):
         config |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": tiny.head_dim}
     else:
         config["hidden_act"] = "silu"
-    if architecture == "llama":
+    config |= _CLASS_KEYS.get(architecture, {})
+    if architecture in ("llama", "granite", "smollm3"):
         config["attention_bias"] = tiny.qkv_bias
     if tiny.window is not None:
         config["sliding_window"] = tiny.window
@@ -167,7 +180,7 @@ def write_raw_safetensors(path: Path, header: bytes, data: bytes) -> Path:
 
 def write_tokenizer(path: Path, tiny: TinyConfig) -> None:
     """tokenizer.json and tokenizer_config.json of the vocabulary in tests/tiny_tokenizer.py."""
-    sentencepiece = tiny.architecture == "gemma3"
+    sentencepiece = tiny.architecture in ("gemma2", "gemma3")
     definition, special = _sentencepiece(tiny.vocab_size) if sentencepiece else _byte_level(tiny.vocab_size)
     write_json(path / "tokenizer.json", definition)
     write_json(path / "tokenizer_config.json", special | {"chat_template": CHAT_TEMPLATE})

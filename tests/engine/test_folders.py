@@ -22,7 +22,10 @@ from tiny_folders import CLASSES, write_golden_folder, write_json, write_tiny_fo
 from tiny_models import random_tokens, write_tiny_model
 
 # One of each class, and what is special on reading: biases and odd head sizes.
-NAMES = ("llama-gqa-tied", "llama-bias-head-dim", "llama-window", "qwen2-gqa", "qwen3", "gemma3")
+NAMES = (
+    "llama-gqa-tied", "llama-bias-head-dim", "llama-window", "qwen2-gqa", "qwen3", "gemma3", "gemma2-gqa",
+    "granite-mha-bias-tied", "phi3-long-gqa-tied", "smollm3-gqa-tied",
+)  # fmt: skip
 FOLDER_CASES = [case for case in CASES if case.name in NAMES]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.weights.hf.config import HFConfig
-from hotloop.weights.hf.rope import rope_metadata, rope_section
+from hotloop.weights.hf.rope import rope_metadata, rope_section, rope_tensors, rotated
 from hotloop.weights.model_file import MetadataValue
 
 Metadata = dict[str, MetadataValue]
@@ -45,6 +45,12 @@ def transposed(source: str) -> Rule:
     return Rule(source, "transposed")
 
 
+def dense_rope_tensors(config: HFConfig) -> Mapping[str, NDArray[np.float32]]:
+    """The rope tensors of a model whose layers all rotate alike; none where there is no such scaling."""
+    section = rope_section(config)
+    return rope_tensors(config, section, lambda: rotated(config, section, head_size(config)))
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """One model class.
@@ -64,7 +70,7 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     body: tuple[str, ...] = ("model.",)
     head: tuple[str, ...] = ("lm_head",)
-    generated: Callable[[HFConfig], Mapping[str, NDArray[np.float32]]] | None = None
+    generated: Callable[[HFConfig], Mapping[str, NDArray[np.float32]]] = dense_rope_tensors
     ignored: Sequence[str] = ("rotary_emb.inv_freq",)
     harmless: Sequence[str] = ()
 
@@ -90,8 +96,9 @@ def dense_metadata(config: HFConfig, *, activation: str = "silu", act_key: str =
     config.require(act_key, *_ACTIVATIONS[activation])
     metadata = sizes(config)
     metadata["attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps")
-    metadata["rope.dimension_count"] = metadata["attention.key_length"]
-    return metadata | rope_metadata(config, rope_section(config))
+    section = rope_section(config)
+    metadata["rope.dimension_count"] = rotated(config, section, head_size(config))
+    return metadata | rope_metadata(config, section)
 
 
 def sizes(config: HFConfig) -> Metadata:

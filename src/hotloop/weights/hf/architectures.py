@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping
 
-from hotloop.weights.hf import gemma3, llama, mistral, qwen2, qwen3
+from hotloop.weights.hf import gemma2, gemma3, granite, llama, mistral, phi3, qwen2, qwen3, smollm3
 from hotloop.weights.hf.architecture import Architecture
 
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "gemma2": gemma2.ARCHITECTURE,
     "gemma3_text": gemma3.ARCHITECTURE,
+    "granite": granite.ARCHITECTURE,
     "llama": llama.ARCHITECTURE,
     "mistral": mistral.ARCHITECTURE,
+    "phi3": phi3.ARCHITECTURE,
     "qwen2": qwen2.ARCHITECTURE,
     "qwen3": qwen3.ARCHITECTURE,
+    "smollm3": smollm3.ARCHITECTURE,
 }
 
 TEXT_PARTS: Mapping[str, str] = {"gemma3": "gemma3_text"}

@@ -71,7 +71,7 @@ class HFFolder(ModelFile):
             raise ModelNotFoundError(f"{path}: there is no {CONFIG} in it; give a folder that has one, or a .gguf file")
         architecture, config = _configuration(path)
         metadata = {f"{architecture.name}.{key}": value for key, value in architecture.metadata(config).items()}
-        generated = architecture.generated(config) if architecture.generated is not None else {}
+        generated = architecture.generated(config)
         tied = config.flag("tie_word_embeddings")
         _refuse_quantized(config)
         config.check_all_used(architecture.harmless)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, plus_one, sizes
+from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, head_size, plus_one, sizes
 from hotloop.weights.hf.config import HFConfig
 from hotloop.weights.hf.rope import rope_metadata, rope_section, rope_type
 
@@ -24,30 +24,40 @@ def _metadata(config: HFConfig) -> Metadata:
     config.require("use_bidirectional_attention", None, False)
     metadata = sizes(config)
     metadata["attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps")
-    metadata |= rope_metadata(config, rope_section(config, "full_attention"))
+    full = rope_section(config, "full_attention")
+    full.require("partial_rotary_factor", None, 1, 1.0)
+    if rope_type(full) in ("llama3", "longrope"):
+        raise full.error("rope_type", "is not implemented for gemma3")
+    metadata |= rope_metadata(config, full)
     metadata |= _sliding_layers(config)
     if config.has("final_logit_softcapping"):
         metadata["final_logit_softcapping"] = config.number("final_logit_softcapping")
+    return metadata | attention_scale(config, head_size(config))
+
+
+def sliding_layers(config: HFConfig, period: int) -> list[bool]:
+    """Which layers have the window: those that layer_types lists, by default all but the last of every `period`."""
+    layers = config.size("num_hidden_layers")
+    layer_types = config.raw("layer_types")
+    if layer_types is None:
+        return [i % period < period - 1 for i in range(layers)]
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(layer_types, list) or len(layer_types) != layers or not all(t in known for t in layer_types):
+        raise config.error("layer_types", f"must be a list of {layers}, each {' or '.join(known)}")
+    return [t == "sliding_attention" for t in layer_types]
+
+
+def attention_scale(config: HFConfig, head_dim: int) -> Metadata:
+    """attention.scale where query_pre_attn_scalar is another than the head_dim that a missing key stands for."""
     scalar = config.number("query_pre_attn_scalar")
-    if scalar != metadata["attention.key_length"]:
-        if scalar <= 0:
-            raise config.error("query_pre_attn_scalar", "must be greater than 0")
-        metadata["attention.scale"] = float(np.float32(1 / math.sqrt(scalar)))
-    return metadata
+    if scalar <= 0:
+        raise config.error("query_pre_attn_scalar", "must be greater than 0")
+    return {} if scalar == head_dim else {"attention.scale": float(np.float32(1 / math.sqrt(scalar)))}
 
 
 def _sliding_layers(config: HFConfig) -> Metadata:
-    """The window, which layers have it, and their base. A list of layers, where there is one, or a period."""
-    layers = config.size("num_hidden_layers")
-    period = config.size("sliding_window_pattern", 6)
-    layer_types = config.raw("layer_types")
-    if layer_types is None:
-        slides = [i % period < period - 1 for i in range(layers)]
-    else:
-        known = ("sliding_attention", "full_attention")
-        if not isinstance(layer_types, list) or len(layer_types) != layers or not all(t in known for t in layer_types):
-            raise config.error("layer_types", f"must be a list of {layers}, each {' or '.join(known)}")
-        slides = [t == "sliding_attention" for t in layer_types]
+    """The window, which layers have it, and their base."""
+    slides = sliding_layers(config, config.size("sliding_window_pattern", 6))
     section = rope_section(config, "sliding_attention")
     local_base = config.number("rope_local_base_freq")
     if config.has("rope_parameters") and section.has("rope_theta"):

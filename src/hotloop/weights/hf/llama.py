@@ -2,32 +2,22 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hotloop.weights.hf.architecture import (
     LLAMA_TENSORS,
     Architecture,
     Metadata,
     Rule,
     dense_metadata,
-    head_size,
     permuted_k,
     permuted_q,
 )
 from hotloop.weights.hf.config import HFConfig
-from hotloop.weights.hf.rope import llama3_divisors, rope_section
 
 PERMUTED_TENSORS: Mapping[str, str | Rule] = {
     **LLAMA_TENSORS,
     "blk.{}.attn_q": permuted_q("layers.{}.self_attn.q_proj"),
     "blk.{}.attn_k": permuted_k("layers.{}.self_attn.k_proj"),
 }
-
-
-def rope_divisors(config: HFConfig) -> Mapping[str, NDArray[np.float32]]:
-    """The tensor rope_freqs.weight of Llama 3's rope."""
-    return llama3_divisors(config, rope_section(config), head_size(config))
 
 
 def _metadata(config: HFConfig) -> Metadata:
@@ -46,5 +36,4 @@ ARCHITECTURE = Architecture(
         "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
     },
-    generated=rope_divisors,
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from hotloop.weights.hf.architecture import Architecture, Metadata, dense_metadata
 from hotloop.weights.hf.config import HFConfig
-from hotloop.weights.hf.llama import PERMUTED_TENSORS, rope_divisors
+from hotloop.weights.hf.llama import PERMUTED_TENSORS
 
 
 def _metadata(config: HFConfig) -> Metadata:
@@ -22,5 +22,4 @@ ARCHITECTURE = Architecture(
         "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
     },
-    generated=rope_divisors,
 )  # fmt: skip

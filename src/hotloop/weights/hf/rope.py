@@ -1,4 +1,4 @@
-"""Rotary embeddings of a config.json in the terms of GGUF: keys below `<architecture>.rope.`, and Llama 3's divisors.
+"""Rotary embeddings of a config.json in the terms of GGUF: keys below `<architecture>.rope.`, and tensors of divisors.
 
 Older files have rope_theta and rope_scaling, newer ones rope_parameters with both; the type is "rope_type" or "type".
 """
@@ -6,7 +6,7 @@ Older files have rope_theta and rope_scaling, newer ones rope_parameters with bo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal, localcontext
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hotloop.weights.hf.config import HFConfig
 from hotloop.weights.model_file import MetadataValue
 
-_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 def rope_section(config: HFConfig, layer_type: str | None = None) -> HFConfig:
@@ -42,8 +42,18 @@ def rope_type(section: HFConfig) -> str:
         if (value := section.raw(name)) is not None:
             if not isinstance(value, str):
                 raise section.error(name, "must be a text")
+            if value == "yarn" and section.has("long_factor"):
+                return "longrope"  # as the first Phi-3 files call it
             return {"su": "longrope", "none": "default"}.get(value, value)
     return "default"
+
+
+def rotated(config: HFConfig, section: HFConfig, head_dim: int) -> int:
+    """Elements of a head that rotate: partial_rotary_factor of it, which stands in either place."""
+    factor = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if not 0 < factor <= 1:
+        raise section.error("partial_rotary_factor", "must be greater than 0 and at most 1")
+    return int(head_dim * factor)
 
 
 def rope_metadata(config: HFConfig, section: HFConfig) -> dict[str, MetadataValue]:
@@ -51,30 +61,65 @@ def rope_metadata(config: HFConfig, section: HFConfig) -> dict[str, MetadataValu
     metadata: dict[str, MetadataValue] = {"rope.freq_base": rope_base(config, section)}
     kind = rope_type(section)
     if kind == "linear":
-        metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": section.number("factor")}
+        metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": _factor(section)}
     elif kind == "yarn":
         metadata |= _yarn(config, section)
     elif kind == "dynamic":
         # Scaled beyond the context that the configuration states, and only there: never, then.
-        section.number("factor")
+        _factor(section)
+    elif kind == "longrope":
+        metadata |= _longrope(config, section)
     elif kind not in ("default", "llama3"):
         raise section.error("rope_type", f"is not implemented here; hotloop knows {', '.join(_KINDS)}")
     if kind == "llama3":
-        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+        for name in ("factor", "scaling_factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
             section.raw(name)  # read by llama3_divisors
-    section.check_all_used(("rope_theta", "partial_rotary_factor"))
+    section.check_all_used(("rope_theta",))
     return metadata
 
 
+def _factor(section: HFConfig, default: float | None = None) -> float:
+    """How far the context is stretched, under either of its names."""
+    name = "scaling_factor" if section.has("scaling_factor") else "factor"
+    if section.has("factor") and section.number("factor") != section.number(name):
+        raise section.error("scaling_factor", f"contradicts the factor {section.number('factor'):g}")
+    return section.number(name, default)
+
+
+def _original_context(config: HFConfig, section: HFConfig) -> int:
+    """The context before it was stretched, in tokens; Phi-3 states it outside of the section."""
+    stated = config.size("original_max_position_embeddings", config.size("max_position_embeddings"))
+    original = section.size("original_max_position_embeddings", stated)
+    if config.states("original_max_position_embeddings") and original != stated:
+        raise section.error("original_max_position_embeddings", f"contradicts the {stated} outside of it")
+    return original
+
+
+def _longrope(config: HFConfig, section: HFConfig) -> dict[str, MetadataValue]:
+    for name in ("long_factor", "short_factor"):
+        section.raw(name)  # read by longrope_divisors
+    original = _original_context(config, section)
+    stretch = _factor(section, config.size("max_position_embeddings") / original)
+    usual = 1.0
+    if stretch > 1 and original > 1:
+        with localcontext(prec=30):
+            usual = float((1 + Decimal(stretch).ln() / Decimal(original).ln()).sqrt())
+    return {
+        "rope.scaling.type": "longrope",
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": section.number("attention_factor", usual),
+    }
+
+
 def _yarn(config: HFConfig, section: HFConfig) -> dict[str, MetadataValue]:
-    factor = section.number("factor")
+    original = _original_context(config, section)
+    factor = _factor(section, config.size("max_position_embeddings") / original)
     if factor < 1:
         raise section.error("factor", "must be at least 1")
-    context = config.size("max_position_embeddings")
     metadata: dict[str, MetadataValue] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": factor,
-        "rope.scaling.original_context_length": section.size("original_max_position_embeddings", context),
+        "rope.scaling.original_context_length": original,
     }
     if not section.flag("truncate", True):
         metadata["rope.scaling.yarn_truncate"] = False
@@ -93,18 +138,33 @@ def _yarn(config: HFConfig, section: HFConfig) -> dict[str, MetadataValue]:
     return metadata
 
 
+def rope_tensors(config: HFConfig, section: HFConfig, dim: Callable[[], int]) -> Mapping[str, NDArray[np.float32]]:
+    """The tensors of divisors that go with `rope_metadata`: float32 [dim / 2] each. Raises ModelFileError as it does."""
+    match rope_type(section):
+        case "llama3":
+            return llama3_divisors(config, section, dim())
+        case "longrope":
+            return longrope_divisors(section, dim())
+        case _:
+            return {}
+
+
+def longrope_divisors(section: HFConfig, dim: int) -> Mapping[str, NDArray[np.float32]]:
+    """The tensors rope_factors_long.weight and rope_factors_short.weight of a section of type longrope."""
+    lists = {name: section.numbers(f"{name}_factor", dim // 2) for name in ("long", "short")}
+    return {f"rope_factors_{name}.weight": np.array(values, np.float32) for name, values in lists.items()}
+
+
 def llama3_divisors(config: HFConfig, section: HFConfig, dim: int) -> Mapping[str, NDArray[np.float32]]:
-    """The tensor rope_freqs.weight, float32 [dim / 2], of a section of type llama3; nothing of another type.
+    """The tensor rope_freqs.weight, float32 [dim / 2], of a section of type llama3.
 
     Low frequencies are divided by `factor`, high ones by 1, those between by a blend. Rounded as llama.cpp's converter
     rounds: every step to float32. Source: the rope of Llama 3.1.
     """
-    if rope_type(section) != "llama3":
-        return {}
     f = np.float32
-    factor = section.number("factor")
+    factor = _factor(section)
     low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
-    context = section.size("original_max_position_embeddings", config.size("max_position_embeddings"))
+    context = _original_context(config, section)
     if not 0 < low < high or factor < 1:
         raise section.error("low_freq_factor", "must be greater than 0 and less than high_freq_factor, and factor at least 1")
     base = rope_base(config, section)

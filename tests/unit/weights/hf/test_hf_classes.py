@@ -1,0 +1,108 @@
+"""What a config.json of each model class becomes, and what of it is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from golden_models import CASES, GoldenCase
+from hotloop.errors import ModelFileError
+from hotloop.models.registry import load_model_spec
+from hotloop.weights.open_model import open_model
+from tiny_folders import write_golden_folder, write_tiny_folder
+
+
+def case_of(name: str) -> GoldenCase:
+    return next(case for case in CASES if case.name == name)
+
+
+def metadata_of(path: Path, architecture: str, config: dict[str, Any] | None = None, **sizes: Any) -> dict[str, Any]:
+    """Keys below the architecture, without that prefix."""
+    with open_model(write_tiny_folder(path / "f", architecture, config=config, **sizes)) as folder:
+        load_model_spec(folder)
+        prefix = architecture + "."
+        return {key.removeprefix(prefix): value for key, value in folder.metadata.items() if key.startswith(prefix)}
+
+
+def test_granite_multipliers_of_one_are_the_default(tmp_path: Path) -> None:
+    """The scale of the scores too, which is not 1 / sqrt(head_dim) then."""
+    gone: dict[str, Any] = dict.fromkeys(
+        ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+    )
+    metadata = metadata_of(tmp_path, "granite", gone)
+    assert {metadata[k] for k in ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")} == {1.0}
+
+
+def test_gemma2_caps_and_layers(tmp_path: Path) -> None:
+    metadata = metadata_of(tmp_path, "gemma2", {"attn_logit_softcapping": None, "query_pre_attn_scalar": 144})
+    assert (metadata["attn_logit_softcapping"], metadata["final_logit_softcapping"]) == (0.0, 8.0)
+    assert metadata["attention.scale"] == float(np.float32(1 / 12))
+    assert "attention.sliding_window_pattern" not in metadata
+    types = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
+    pattern = metadata_of(tmp_path, "gemma2", {"layer_types": types})["attention.sliding_window_pattern"]
+    assert pattern.tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("name", ["phi3-long-gqa-tied", "phi3-short-window"])
+def test_phi3_states_rope_in_three_ways(name: str, tmp_path: Path) -> None:
+    case = case_of(name)
+    inside = dict(case.hf_rope)
+    outside = {key: inside.pop(key) for key in ("partial_rotary_factor", "original_max_position_embeddings")}
+    del inside["rope_type"]
+    forms: list[dict[str, Any]] = [
+        {"rope_scaling": inside | {"type": "longrope"}, **outside},
+        {"rope_scaling": inside | {"type": "su"}, **outside},
+        {"rope_scaling": None, "rope_theta": None, "rope_parameters": {"rope_theta": 10000.0, **case.hf_rope}},
+    ]
+    kept = {key: value for key, value in case.hf_config.items() if key != "original_max_position_embeddings"}
+    configs = []
+    for i, form in enumerate(forms):
+        with open_model(write_golden_folder(tmp_path / str(i), case, config=kept | form)) as folder:
+            configs.append(load_model_spec(folder).config)
+    with open_model(case.write(tmp_path / "m.gguf")) as gguf:
+        assert configs == [load_model_spec(gguf).config] * 3
+
+
+def test_smollm3_states_its_layers_in_two_ways(tmp_path: Path) -> None:
+    lists = metadata_of(tmp_path, "smollm3", {"no_rope_layers": [1, 1, 1, 0, 1], "no_rope_layer_interval": None})
+    assert lists == metadata_of(tmp_path, "smollm3")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "granite", "smollm3"])
+def test_llama3_rope_in_any_class(architecture: str, tmp_path: Path) -> None:
+    """The divisors come along wherever the configuration asks for them."""
+    case = case_of("llama-llama3")
+    kind = "llama" if architecture == "mistral" else architecture
+    classes: dict[str, Any] = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
+    config = {"rope_scaling": dict(case.hf_rope), **(classes | {"attention_bias": None} if architecture == "mistral" else {})}
+    with open_model(write_tiny_folder(tmp_path / "f", kind, config=config)) as folder:
+        rope = load_model_spec(folder).config.layers[0].rope
+    assert rope is not None
+    assert rope.tensors == ("rope_freqs.weight",)
+    assert max(rope.freq_factors or ()) == 8.0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "message"),
+    [
+        ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}, "'no_rope_layers' .* is not implemented"),
+        ("smollm3", {"no_rope_layer_interval": 2}, "'no_rope_layer_interval' .* computes 4 only"),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 8}, "'use_sliding_window'"),
+        ("smollm3", {"mlp_bias": True}, "'mlp_bias'"),
+        ("granite", {"mlp_bias": True}, "'mlp_bias'"),
+        ("granite", {"logits_scaling": 0.0}, "logit_scale must be greater than 0"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "'query_pre_attn_scalar' .* greater than 0"),
+        ("gemma2", {"use_bidirectional_attention": True}, "'use_bidirectional_attention'"),
+        ("gemma2", {"hidden_activation": "relu"}, "'hidden_activation'"),
+        ("gemma2", {"rope_scaling": {"rope_type": "llama3"}}, "'rope_type' .* gemma2"),
+        ("gemma3", {"rope_scaling": {"rope_type": "longrope"}}, "'rope_type' .* gemma3"),
+        ("gemma2", {"layer_types": ["sliding_attention"]}, "'layer_types' .* list of 4"),
+        ("phi3", {"full_attn_mod": 2}, "'full_attn_mod'"),
+        ("phi3", {"lm_head_bias": True}, "'lm_head_bias'"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.7}, "head_dim": 16}, "must be even"),
+    ],
+)
+def test_what_is_refused(architecture: str, config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        metadata_of(tmp_path, architecture, config)
