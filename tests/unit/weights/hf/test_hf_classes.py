@@ -1,5 +1,6 @@
 """What a config.json of each model class becomes, and what of it is refused."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from golden_models import CASES, GoldenCase
 from hotloop.errors import ModelFileError
 from hotloop.models.registry import load_model_spec
 from hotloop.weights.open_model import open_model
-from tiny_folders import write_golden_folder, write_tiny_folder
+from tiny_folders import write_golden_folder, write_json, write_tiny_folder
 
 
 def case_of(name: str) -> GoldenCase:
@@ -35,8 +36,13 @@ def test_granite_multipliers_of_one_are_the_default(tmp_path: Path) -> None:
 
 
 def test_gemma2_caps_and_layers(tmp_path: Path) -> None:
+    """Missing caps are those of the class; null, which is no cap, is a 0 in GGUF."""
     metadata = metadata_of(tmp_path, "gemma2", {"attn_logit_softcapping": None, "query_pre_attn_scalar": 144})
-    assert (metadata["attn_logit_softcapping"], metadata["final_logit_softcapping"]) == (0.0, 8.0)
+    assert (metadata["attn_logit_softcapping"], metadata["final_logit_softcapping"]) == (50.0, 8.0)
+    path = tmp_path / "f" / "config.json"
+    write_json(path, json.loads(path.read_text()) | {"final_logit_softcapping": None})
+    with open_model(tmp_path / "f") as folder:
+        assert folder.metadata["gemma2.final_logit_softcapping"] == 0.0
     assert metadata["attention.scale"] == float(np.float32(1 / 12))
     assert "attention.sliding_window_pattern" not in metadata
     types = ["full_attention", "sliding_attention", "full_attention", "full_attention"]
