@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.quant.formats import DEQUANTIZABLE_FORMATS, QUANTIZABLE_FORMATS, WEIGHT_FORMATS, quantize
+from hotloop.quant.formats import DEQUANTIZABLE_FORMATS, WEIGHT_FORMATS, quantize
 from hotloop.weights.gguf_writer import WritableTensor, WritableValue, write_gguf
 from tiny_tokenizer import tokenizer_metadata
 
@@ -221,7 +221,7 @@ def _uniform(seed: int, name: str, count: int) -> NDArray[np.float64]:
 def _tensor_bytes(
     config: TinyConfig, seed: int, name: str, shape: tuple[int, ...], format: str
 ) -> NDArray[np.uint8]:
-    if format not in QUANTIZABLE_FORMATS:
+    if format in _RECIPES:
         return _random_superblocks(config, seed, name, shape, format)
     values = checkpoint_tensor(config, seed, name, shape)
     if config.architecture in _PERMUTED and ".attn_q." in name:
@@ -240,7 +240,7 @@ def permute(rows: Floats, num_heads: int) -> Floats:
     return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
-# Formats without a quantizer: the deviation of an element with random bytes and scale 1; the f16 fields, offset and
+# Formats whose bytes are random: the deviation of an element with random bytes and scale 1; the f16 fields, offset and
 # factor. A minimum's factor is the mean of a code, so that the elements are spread around zero.
 _RECIPES: Mapping[str, tuple[float, Sequence[tuple[int, float]]]] = {
     "Q2_K": (14, [(80, 1), (82, 1.5)]),
@@ -262,8 +262,6 @@ def _random_superblocks(
     noise = (_uniform(seed, name, count * superblock) + 1) * 128
     data = noise.astype(np.uint8).reshape(count, superblock)
     deviation = _bound(config, name, shape[1]) / math.sqrt(3)
-    if format not in _RECIPES:
-        raise ValueError(f"no recipe for {format}; known: {', '.join(FORMATS)}")
     spread, fields = _RECIPES[format]
     scale = deviation / spread * (0.75 + data[:, :1] / 512)
     for offset, factor in fields:

@@ -22,5 +22,6 @@ void bind_program(nanobind::module_& m);
 void bind_kernel_sets(nanobind::module_& m);
 void bind_sampler(nanobind::module_& m);
 void bind_runtime(nanobind::module_& m);
+void bind_quantize(nanobind::module_& m);
 
 }  // namespace hotloop

@@ -8,4 +8,5 @@ NB_MODULE(_native, m) {
   hotloop::bind_float_kernels(m);
   hotloop::bind_sampler(m);
   hotloop::bind_program(m);
+  hotloop::bind_quantize(m);
 }

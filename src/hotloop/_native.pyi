@@ -384,3 +384,8 @@ class Program:
         """
         A read-only view [rows, width] of the arena, valid until the next replay.
         """
+
+def quantize_weights(format: WeightFormat, source_format: WeightFormat, src: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dst: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], team: ThreadTeam) -> tuple[str, int]:
+    """
+    Quantizes src, the bytes of whole superblocks, into dst. Returns what is wrong with the weights (''; 'not finite'; 'too large': no f16 scale holds them) and the first element at fault, or the first of its superblock.
+    """

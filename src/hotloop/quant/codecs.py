@@ -7,7 +7,7 @@ docstrings give the byte layout of a superblock: offset, field, type. Source: th
 project.
 
 Each `pack_*` takes float32 [n, superblock_size], finite, and returns uint8 [n, superblock_bytes] with the
-codes, scales and rounding that the reference quantizer of the ggml project chooses.
+codes, scales and rounding that the reference quantizer of the ggml project chooses. K-quants: `k_quants`.
 """
 
 from collections.abc import Callable

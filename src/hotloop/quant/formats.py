@@ -5,7 +5,7 @@ loader and the traffic accounting. Formats that hotloop can only name and size (
 too, so that a file that uses them can be described instead of rejected as garbage.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.quant.codecs import PACK, UNPACK
+from hotloop.quant import codecs
+from hotloop.quant.codecs import UNPACK
+from hotloop.quant.k_quants import pack_q4_k, pack_q5_k, pack_q6_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,11 @@ FORMATS_BY_TYPE_ID: Mapping[int, WeightFormat] = MappingProxyType(
     {weight_format.type_id: weight_format for weight_format in WEIGHT_FORMATS.values()}
 )
 """The same formats by ggml type id."""
+
+PACK: Mapping[str, Callable[[NDArray[np.float32]], NDArray[np.uint8]]] = MappingProxyType(
+    {**codecs.PACK, "Q4_K": pack_q4_k, "Q5_K": pack_q5_k, "Q6_K": pack_q6_k}
+)
+"""From float32 [n, superblock_size], finite, to uint8 [n, superblock_bytes]."""
 
 DEQUANTIZABLE_FORMATS: tuple[str, ...] = ("F32", "F16", "BF16", *UNPACK)
 """Formats that `dequantize` defines."""
