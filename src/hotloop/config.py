@@ -1,4 +1,5 @@
-"""EngineConfig: how an engine runs a model. Affects capacity and speed, never output, but for kv_dtype and activations."""
+"""EngineConfig: how an engine runs a model. Affects capacity and speed, never output, but for kv_dtype, quantize and
+activations."""
 
 from __future__ import annotations
 
@@ -10,6 +11,10 @@ from hotloop.errors import InvalidRequestError
 from hotloop.machine import default_num_threads
 
 KVDtype = Literal["f32", "f16", "bf16", "int8"]
+QuantizationName = Literal[
+    "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1",
+    "q4_k", "q4_k_s", "q4_k_m", "q5_k", "q5_k_s", "q5_k_m", "q6_k",
+]  # fmt: skip
 SchedulingPolicy = Literal["fcfs", "priority"]
 Speculation = Literal["none", "forced"]  # where draft tokens come from
 ActivationDtype = Literal["int8", "f32"]  # how linear ops with quantized weights see their input
@@ -24,9 +29,9 @@ class EngineConfig:
     max_num_seqs requests of max_model_len, at most half of the free memory. enable_prefix_caching: prompts that begin alike
     share blocks. scheduling_policy: who runs first, by arrival or by (priority, arrival). speculation: "forced" verifies in
     one step tokens that the form of an answer leaves no choice about. threads: None for the physical cores this process may
-    use. isa: kernel set, "" for the best (or $HOTLOOP_ISA). activations: "f32" is a test mode that skips activation
-    quantization. recommended_sampling: requests that leave a sampling parameter open get the model's recommendation
-    (catalog, generation_config.json), not the neutral value.
+    use. isa: kernel set, "" for the best (or $HOTLOOP_ISA). quantize: what weights of floats become on loading; None for
+    as they are. activations: "f32" is a test mode that skips activation quantization. recommended_sampling: requests that
+    leave a sampling parameter open get the model's recommendation (catalog, generation_config.json), not the neutral value.
 
     Raises: InvalidRequestError naming the field and the allowed values.
     """
@@ -43,6 +48,7 @@ class EngineConfig:
     speculation: Speculation = "forced"
     threads: int | None = None
     isa: str = field(default_factory=lambda: os.environ.get("HOTLOOP_ISA", ""))
+    quantize: QuantizationName | None = None
     activations: ActivationDtype = "int8"
     recommended_sampling: bool = True
 
@@ -67,9 +73,11 @@ class EngineConfig:
             ("scheduling_policy", get_args(SchedulingPolicy)),
             ("speculation", get_args(Speculation)),
             ("activations", get_args(ActivationDtype)),
+            ("quantize", (None, *get_args(QuantizationName))),
         ):
             if getattr(self, name) not in allowed:
-                raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+                known = ", ".join(map(str, allowed))
+                raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; it must be one of {known}")
 
     @property
     def num_threads(self) -> int:

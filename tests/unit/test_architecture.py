@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "request": {"sampling_params"},
     "config": {"errors", "machine"},
     "quant": PLAIN,
-    "weights": PLAIN | {"quant"},
+    "weights": PLAIN | {"quant", "_native"},
     "kv_cache": PLAIN,
     "scheduler": PLAIN | {"kv_cache"},
     "ops": PLAIN | {"quant", "weights", "kv_cache", "_native"},

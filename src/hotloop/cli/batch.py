@@ -33,6 +33,7 @@ def command(
     speculation: opt.Speculation = "forced",
     recommended_sampling: opt.RecommendedSampling = True,
     threads: opt.Threads = None,
+    quantize: opt.Quantize = None,
     isa: opt.Isa = None,
     yes: opt.Yes = False,
 ) -> None:
@@ -57,7 +58,8 @@ def command(
             print(f"all {total} lines were done before", file=sys.stderr)
             return
         llm = opt.load(
-            name, yes=yes, isa=isa, tell=True, threads=threads, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
+            name, yes=yes, isa=isa, quantize=quantize, tell=True, threads=threads, max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
             kv_cache_memory_bytes=kv_cache_memory_bytes, kv_dtype=kv_dtype,
             enable_prefix_caching=enable_prefix_caching, speculation=speculation, recommended_sampling=recommended_sampling,

@@ -50,6 +50,7 @@ def _add_command(bench: Bench) -> None:
             bool, typer.Option("--json", help="Print one JSON object per batch size; the text goes to stderr.")
         ] = False,
         threads: opt.Threads = None,
+        quantize: opt.Quantize = None,
         isa: opt.Isa = None,
         yes: opt.Yes = False,
     ) -> None:
@@ -61,7 +62,8 @@ def _add_command(bench: Bench) -> None:
         from hotloop.bench.options import BenchOptions
         from hotloop.bench.prefill import bench_prefill
         from hotloop.cli.models import require_model
-        from hotloop.weights.open_model import open_model
+        from hotloop.cli.progress import TerminalReporter
+        from hotloop.weights.quantized_model import open_quantized
 
         def report(line: str) -> None:
             print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
@@ -69,7 +71,12 @@ def _add_command(bench: Bench) -> None:
         if isa is None:
             isa = os.environ.get("HOTLOOP_ISA", "")
         options = BenchOptions(model, _sizes(batch), context, tokens, runs, threads, isa)
-        with open_model(require_model(model, yes=yes)) as model_file:
+        with (
+            TerminalReporter() as reporter,
+            open_quantized(
+                require_model(model, yes=yes), quantize, threads=threads, progress=reporter.progress
+            ) as model_file,
+        ):
             if bench is Bench.kernels:
                 results = bench_kernels(model_file, options, report)
             elif bench is Bench.decode:

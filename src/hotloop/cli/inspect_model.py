@@ -19,14 +19,15 @@ def command(
     model: opt.Model,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     max_model_len: opt.MaxModelLen = None,
+    quantize: opt.Quantize = None,
     yes: opt.Yes = False,
 ) -> None:
     """Show a model's architecture, tensors and context, the memory it needs and the decode ceiling here."""
     from hotloop.cli.models import require_model
-    from hotloop.weights.open_model import open_model
+    from hotloop.weights.quantized_model import open_quantized
 
     path = require_model(model, yes=yes)
-    with open_model(path) as model_file:
+    with open_quantized(path, quantize) as model_file:
         facts = {**_file_facts(path, model_file), **_model_facts(model_file, max_model_len)}
     if as_json:
         import json

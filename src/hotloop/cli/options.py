@@ -59,6 +59,14 @@ RecommendedSampling = Annotated[
     bool, typer.Option(help="Where a request leaves a parameter open, sample as the model's makers recommend.")
 ]
 KvDtype = Annotated[str, typer.Option(help="KV cache dtype: f32, f16, bf16 or int8.")]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE",
+        callback=lambda name: name and name.lower(),
+        help="Quantize weights of floats on loading: q8_0, q4_k, q4_0, ... Default: as they are.",
+    ),
+]
 Isa = Annotated[str | None, typer.Option(help="Kernel set; default: the best here, or $HOTLOOP_ISA.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Pull a missing model without asking.")]
 
@@ -68,9 +76,11 @@ def load(model: str, *, yes: bool, isa: str | None, tell: bool = False, **option
     from hotloop.cli.models import require_model
 
     path = require_model(model, yes=yes)
+    from hotloop.cli.progress import TerminalReporter
     from hotloop.engine.llm import LLM
 
-    llm = LLM(path, **options, **({} if isa is None else {"isa": isa}))
+    with TerminalReporter() as reporter:
+        llm = LLM(path, progress=reporter.progress, **options, **({} if isa is None else {"isa": isa}))
     if tell:
         print(f"{llm.path.name}: {llm.info}", file=sys.stderr)
     return llm

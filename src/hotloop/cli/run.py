@@ -46,6 +46,7 @@ def command(
     block_size: opt.BlockSize = 16,
     kv_cache_memory_bytes: opt.KvCacheMemoryBytes = None,
     kv_dtype: opt.KvDtype = "f16",
+    quantize: opt.Quantize = None,
     recommended_sampling: opt.RecommendedSampling = True,
     isa: opt.Isa = None,
     yes: opt.Yes = False,
@@ -61,7 +62,7 @@ def command(
     )  # fmt: skip
     text = sys.stdin.read() if prompt == "-" else prompt
     llm = opt.load(
-        model, yes=yes, isa=isa, tell=stats, threads=threads, max_model_len=max_model_len, max_num_seqs=1,
+        model, yes=yes, isa=isa, quantize=quantize, tell=stats, threads=threads, max_model_len=max_model_len, max_num_seqs=1,
         max_num_batched_tokens=max_num_batched_tokens, block_size=block_size,
         kv_cache_memory_bytes=kv_cache_memory_bytes, kv_dtype=kv_dtype, recommended_sampling=recommended_sampling,
     )  # fmt: skip

@@ -44,6 +44,7 @@ def command(
         str, typer.Option(help="fcfs or priority: whose requests the engine prefers, whatever their keys.")
     ] = "fcfs",
     threads: opt.Threads = None,
+    quantize: opt.Quantize = None,
     isa: opt.Isa = None,
     default_max_tokens: Annotated[
         int | None,
@@ -104,6 +105,6 @@ def command(
         "prefill_tokens_beside_decodes": prefill_tokens_beside_decodes, "max_model_len": max_model_len,
         "block_size": block_size, "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_dtype": kv_dtype,
         "enable_prefix_caching": enable_prefix_caching, "scheduling_policy": scheduling_policy, "threads": threads,
-        "isa": isa, "speculation": speculation, "recommended_sampling": recommended_sampling,
+        "isa": isa, "speculation": speculation, "quantize": quantize, "recommended_sampling": recommended_sampling,
     }  # fmt: skip
     run_server(path, engine_options, settings)

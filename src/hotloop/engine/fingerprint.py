@@ -8,6 +8,7 @@ from pathlib import Path
 from hotloop.config import EngineConfig
 from hotloop.weights.cache import remembered_sha256
 from hotloop.weights.open_model import open_model
+from hotloop.weights.quantization import QUANTIZATIONS
 
 ARITHMETIC_VERSION = 1  # raised with every change that changes any bit of any answer
 
@@ -19,5 +20,7 @@ def system_fingerprint(path: Path, config: EngineConfig) -> str:
     """
     with open_model(path) as model_file:
         hashes = [remembered_sha256(part) for part in model_file.paths]
-    parts = (str(ARITHMETIC_VERSION), *hashes, config.kv_dtype, config.activations)
+    parts = [str(ARITHMETIC_VERSION), *hashes, config.kv_dtype, config.activations]
+    if config.quantize is not None:
+        parts.append(QUANTIZATIONS[config.quantize].name)
     return "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]

@@ -19,6 +19,7 @@ from hotloop.request import RequestId, RequestOutput, Timeline
 from hotloop.sampling_params import SamplingParams
 from hotloop.telemetry.timings import timings
 from hotloop.text.tokenizer import Tokenizer
+from hotloop.weights.quantized_model import Progress
 
 Key = TypeVar("Key")
 
@@ -34,8 +35,9 @@ class LLM:
     Raises: ModelNotFoundError, ModelFileError, CapacityError, InvalidRequestError (a bad configuration).
     """
 
-    def __init__(self, model: str | Path, **config: Any) -> None:
-        engine = load_engine(model, config)
+    def __init__(self, model: str | Path, *, progress: Progress | None = None, **config: Any) -> None:
+        """progress: told about quantizing (``quantize="q4_0"``, say): bytes of the source done, and to do in all."""
+        engine = load_engine(model, config, progress)
         self.path = engine.path
         self._inputs = engine.inputs
         self._runner = engine.runner

@@ -22,7 +22,7 @@ from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.telemetry.ceilings import read_ceiling
 from hotloop.text.tokenizer import Tokenizer
-from hotloop.weights.open_model import open_model
+from hotloop.weights.quantized_model import Progress, open_quantized
 from hotloop.weights.resolve import resolve
 
 _PREFILL_TOKENS_BESIDE_DECODES = 16
@@ -49,15 +49,15 @@ class LoadedEngine(ConnectedEngine):
     core: EngineCore
 
 
-def load_engine(model: str | Path, options: Mapping[str, Any]) -> LoadedEngine:
-    """``model``: a catalog name, a path or hf:owner/repo[/file]. options: EngineConfig's fields.
+def load_engine(model: str | Path, options: Mapping[str, Any], progress: Progress | None = None) -> LoadedEngine:
+    """``model``: a catalog name, a path or hf:owner/repo[/file]. options: EngineConfig's fields. progress: of quantizing.
 
     Raises: ModelNotFoundError, ModelFileError, CapacityError, InvalidRequestError (a bad configuration).
     """
     path = resolve(str(model))
     config = engine_config(options)
     ceiling = read_ceiling(config.num_threads)  # first: measuring takes memory that the weights are to have
-    with open_model(path) as model_file:
+    with open_quantized(path, config.quantize, threads=config.num_threads, progress=progress) as model_file:
         tokenizer = Tokenizer.from_metadata(model_file.metadata)
         grammars = GrammarCompiler(lambda: tokenizer)
         recommended = recommended_sampling(model, model_file)

@@ -17,6 +17,7 @@ import zmq
 from hotloop import _native
 from hotloop.engine.build import build_core
 from hotloop.engine.core import EngineCore
+from hotloop.engine.logged_progress import LoggedProgress
 from hotloop.engine.time_slice import SHORT_S, set_time_slice
 from hotloop.engine.wire import (
     COMMANDS,
@@ -35,7 +36,7 @@ from hotloop.engine.wire import (
     encode,
 )
 from hotloop.errors import HotloopError
-from hotloop.weights.open_model import open_model
+from hotloop.weights.quantized_model import open_quantized
 
 
 class Sockets:
@@ -90,7 +91,9 @@ def main() -> None:
     assert isinstance(start, Start)
     logging.basicConfig(level=start.log_level, handlers=[_LogSender(sockets)], format="%(message)s")
     try:
-        with open_model(Path(start.path)) as model_file:
+        with open_quantized(
+            Path(start.path), start.config.quantize, threads=start.config.num_threads, progress=LoggedProgress()
+        ) as model_file:
             built = build_core(model_file, start.config)
     except Exception as error:
         if not isinstance(error, HotloopError):

@@ -89,7 +89,8 @@ def _weights(x: Floats) -> Floats:
     for j in range(x.shape[2]):
         squares = squares + x[:, :, j] * x[:, :, j]
     rms = np.sqrt(squares / np.float32(x.shape[2]))
-    return rms[:, :, None] + np.abs(x)
+    weights: Floats = rms[:, :, None] + np.abs(x)
+    return weights
 
 
 def _best_affine(x: Floats, w: Floats, top: np.float32) -> tuple[Floats, Floats]:
@@ -167,8 +168,9 @@ def _refit_affine(
     """Stage 3: (d, dmin), f16 [n, 1], that fit the integers best; 0 where there is no such fit."""
     aa, ab, bb, ax, bx = (_zeros(x) for _ in range(5))
     for j in range(x.shape[2]):
-        a = ls * codes[:, :, j]
-        wa, wb = w[:, :, j] * a, w[:, :, j] * lm
+        a: Floats = ls * codes[:, :, j]
+        wa: Floats = w[:, :, j] * a
+        wb: Floats = w[:, :, j] * lm
         aa = aa + wa * a
         ab = ab + wa * lm
         bb = bb + wb * lm
@@ -176,11 +178,9 @@ def _refit_affine(
         bx = bx + wb * x[:, :, j]
     saa, sab, sbb, sax, sbx = (_sum_groups(each) for each in (aa, ab, bb, ax, bx))
     determinant = saa * sbb - sab * sab
-    d = (sbb * sax - sab * sbx) / determinant
-    dmin = (sab * sax - saa * sbx) / determinant
     one_sided = sbb == 0  # all minimums are 0
-    d = np.where(one_sided, sax / saa, d)
-    dmin = np.where(one_sided, np.float32(0), dmin)
+    d = np.where(one_sided, sax / saa, (sbb * sax - sab * sbx) / determinant)
+    dmin = np.where(one_sided, np.float32(0), (sab * sax - saa * sbx) / determinant)
     good = (d > 0) & (dmin >= 0) & (d < 65504) & (dmin < 65504)
     return np.where(good, d, 0).astype("<f2"), np.where(good, dmin, 0).astype("<f2")
 
@@ -206,20 +206,16 @@ def _without_minimums(x: Floats) -> tuple[NDArray[np.float16], Floats, NDArray[n
     """x: [n, 16, 16]. Returns d f16 [n, 1], scales -128 to 127 as whole float32 [n, 16], codes -32 to 31 int8."""
     with np.errstate(all="ignore"):
         scale = _best_linear(x)
-        largest, sign = _zeros(x[:, :1]), _zeros(x[:, :1])
-        for g in range(x.shape[1]):
-            s = scale[:, g : g + 1]
-            sign = np.where(np.abs(s) > largest, s, sign)
-            largest = np.maximum(np.abs(s), largest)
-        d = _to_f16(sign / np.float32(-128))
+        extreme = _extreme(scale[:, None])
+        d = _to_f16(extreme / np.float32(-128))
         d_value = d.astype(np.float32)
         nearest = (scale * _finite(_ONE / d_value)).clip(-128, 127)
         integer = (nearest + _ROUND) - _ROUND
         codes, error = _linear_codes(x, d_value * integer)
         sum_aa, sum_ax = _zeros(x), _zeros(x)
         for j in range(x.shape[2]):
-            a = integer * codes[:, :, j]
-            wa = (x[:, :, j] * x[:, :, j]) * a
+            a: Floats = integer * codes[:, :, j]
+            wa: Floats = (x[:, :, j] * x[:, :, j]) * a
             sum_aa = sum_aa + wa * a
             sum_ax = sum_ax + wa * x[:, :, j]
         fit = _sum_groups(sum_ax) / _sum_groups(sum_aa)
@@ -232,10 +228,7 @@ def _without_minimums(x: Floats) -> tuple[NDArray[np.float16], Floats, NDArray[n
 
 def _best_linear(x: Floats) -> Floats:
     """Stage 1: scales [n, 16] of x = scale code; an element's error counts by its square."""
-    largest, extreme = _zeros(x), _zeros(x)
-    for j in range(x.shape[2]):
-        extreme = np.where(np.abs(x[:, :, j]) > largest, x[:, :, j], extreme)
-        largest = np.maximum(np.abs(x[:, :, j]), largest)
+    extreme = _extreme(x)
     best_gain, scale = _zeros(x), _zeros(x)
     for grid in range(_GRIDS_WITHOUT_MINIMUM):
         steps = np.float32(-32) + np.float32(grid - 9) * np.float32(0.1)
@@ -252,6 +245,12 @@ def _best_linear(x: Floats) -> Floats:
         best_gain = np.where(better, gain, best_gain)
         scale = np.where(better, s, scale)
     return scale
+
+
+def _extreme(x: Floats) -> Floats:
+    """[n, m, k] -> [n, m]: of k elements the one of largest magnitude, the first of equals."""
+    index = np.abs(x).argmax(axis=2)[:, :, None]
+    return np.take_along_axis(x, index, axis=2)[:, :, 0]
 
 
 def _linear_codes(x: Floats, scale: Floats) -> tuple[Floats, Floats]:
@@ -294,12 +293,13 @@ def _finite(values: Floats) -> Floats:
 
 
 def _largest(values: Floats) -> Floats:
-    return values.max(axis=1, keepdims=True)
+    largest: Floats = values.max(axis=1, keepdims=True)
+    return largest
 
 
 def _sum_groups(values: Floats) -> Floats:
     """[n, groups] -> [n, 1], in the order of the groups."""
-    total = values[:, 0:1]
+    total: Floats = values[:, 0:1]
     for g in range(1, values.shape[1]):
         total = total + values[:, g : g + 1]
     return total

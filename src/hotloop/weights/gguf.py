@@ -5,7 +5,7 @@ import stat
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ class GGUFFile(ModelFile):
             sum(len(part.mapping) for part in parts),
         )
         self.version = parts[0].header.version
+        self._number_types = parts[0].header.number_types
         self._files = [part.file for part in parts]
         self._location = {name: (part, offset) for part in parts for name, offset in part.header.offsets.items()}
 
@@ -63,6 +64,9 @@ class GGUFFile(ModelFile):
         parts = [_open_part(part) for part in paths]
         _check_parts(paths, [part.header for part in parts])
         return cls(path, paths, parts)
+
+    def number_type(self, key: str) -> np.dtype[Any] | None:
+        return self._number_types.get(key)
 
     def close(self) -> None:
         """Let go of the files; views handed out before keep their mapping alive."""

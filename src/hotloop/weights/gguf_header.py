@@ -59,10 +59,12 @@ NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What one GGUF file says about itself; tensor offsets count bytes from the start of the file."""
+    """What one GGUF file says about itself; tensor offsets count bytes from the start of the file. number_types: of the
+    metadata that are one number."""
 
     version: int
     metadata: Mapping[str, MetadataValue]
+    number_types: Mapping[str, np.dtype[Any]]
     tensors: Mapping[str, TensorInfo]
     offsets: Mapping[str, int]
 
@@ -87,11 +89,16 @@ class _Parser:
         version, num_tensors, num_keys = self._preamble()
         self._check_count(num_keys, _MIN_KEY_BYTES, MAX_ENTRIES, "the header", "metadata keys")
         metadata: dict[str, MetadataValue] = {}
+        number_types: dict[str, np.dtype[Any]] = {}
         for index in range(num_keys):
             key = self._name(f"metadata key {index} of {num_keys}")
             if key in metadata:
                 self._fail(f"metadata key {quote(key)} appears twice")
-            metadata[key] = self._value(f"metadata key {quote(key)}")
+            what = f"metadata key {quote(key)}"
+            type_id = self._u32(what)
+            metadata[key] = self._value(type_id, what)
+            if type_id in NUMBERS and type_id != BOOL:
+                number_types[key] = NUMBERS[type_id]
         alignment = self._alignment(metadata)
         self._check_count(num_tensors, _MIN_TENSOR_BYTES, MAX_ENTRIES, "the header", "tensors")
         tensors: dict[str, TensorInfo] = {}
@@ -103,7 +110,7 @@ class _Parser:
             tensors[name], offsets[name] = self._tensor(name)
         data_start = -(-self._position // alignment) * alignment
         self._check_layout(tensors, offsets, data_start, alignment)
-        return Header(version, metadata, tensors, {name: data_start + at for name, at in offsets.items()})
+        return Header(version, metadata, number_types, tensors, {name: data_start + at for name, at in offsets.items()})
 
     def _fail(self, message: str) -> NoReturn:
         raise ModelFileError(f"{self._path}: {message}")
@@ -171,8 +178,7 @@ class _Parser:
             self._fail(f"{what} has an empty name")
         return name
 
-    def _value(self, what: str) -> MetadataValue:
-        type_id = self._u32(what)
+    def _value(self, type_id: int, what: str) -> MetadataValue:
         if type_id == STRING:
             return self._string(what)
         if type_id == ARRAY:

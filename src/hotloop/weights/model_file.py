@@ -103,6 +103,10 @@ class ModelFile(ABC):
         None for a tensor that has to be made from others: `read_rows`. Raises as `read_rows`.
         """
 
+    def number_type(self, key: str) -> np.dtype[Any] | None:
+        """The dtype that a number of the metadata has in the file; None for GGUF's usual one: u32, i32 or f32."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Let go of the files."""

@@ -230,8 +230,8 @@ def test_round_trip_is_close(name: str):
         "Q5_0": 1.01 / 16,
         "Q5_1": 1.01 / 31,
         "Q8_0": 0.57 / 127,
-        "Q4_K": 1.1 / 15,
-        "Q5_K": 1.1 / 31,
+        "Q4_K": 1.5 / 15,  # a grid may be narrower than the weights: clipping few serves all
+        "Q5_K": 1.5 / 31,
         "Q6_K": 1.1 / 32,
         "MXFP4": 1 / 4,  # values 1/2 * (.. 3, 4, 6), where 6 may stand for anything below 8
     }
