@@ -27,9 +27,10 @@ def test_what_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     names = {name, system_fingerprint(other, config)}
     names |= {system_fingerprint(first, replace(config, kv_dtype=kv)) for kv in ("f32", "bf16", "int8")}
     names.add(system_fingerprint(first, replace(config, activations="f32")))
+    names |= {system_fingerprint(first, replace(config, quantize=to)) for to in ("q4_k", "q4_k_m", "q8_0")}  # two
     monkeypatch.setattr(fingerprint, "ARITHMETIC_VERSION", fingerprint.ARITHMETIC_VERSION + 1)
     names.add(system_fingerprint(first, config))
-    assert len(names) == 7
+    assert len(names) == 9
 
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

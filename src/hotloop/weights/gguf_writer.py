@@ -35,30 +35,45 @@ def write_gguf(
     Raises: ValueError if the data of a tensor is not as long as its format and shape say; TypeError for a
     metadata value of another type.
     """
+    shapes = {name: (format, shape) for name, (format, shape, _) in tensors.items()}
+    header = gguf_header(metadata, shapes, version=version, alignment=alignment)
+    contents = {name: np.frombuffer(data, np.uint8) for name, (_, _, data) in tensors.items()}
+    for name, (format, shape) in shapes.items():
+        if len(contents[name]) != (expected := WEIGHT_FORMATS[format].tensor_bytes(shape)):
+            raise ValueError(f"tensor {name!r}: {format} of {shape} is {expected} bytes, not {len(contents[name])}")
+    with Path(path).open("wb") as file:
+        file.write(header)
+        for content in contents.values():
+            file.write(content.data)
+            file.write(bytes(padded(len(content), alignment) - len(content)))
+
+
+def gguf_header(
+    metadata: Mapping[str, WritableValue],
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    *,
+    version: int = 3,
+    alignment: int = DEFAULT_ALIGNMENT,
+) -> bytes:
+    """All of a GGUF file before its tensors' data, which follow in the same order, each padded to the alignment.
+
+    tensors: name -> (format, shape in numpy order). Else as `write_gguf`.
+    """
     if alignment != DEFAULT_ALIGNMENT:
         metadata = {**metadata, "general.alignment": alignment}
     header = [MAGIC, struct.pack("<IQQ", version, len(tensors), len(metadata))]
     header += [_string(key) + _value(value) for key, value in metadata.items()]
     offset = 0
-    contents: list[NDArray[np.uint8]] = []
-    for name, (format, shape, data) in tensors.items():
-        content = np.frombuffer(data, np.uint8)
-        expected = WEIGHT_FORMATS[format].tensor_bytes(shape)
-        if len(content) != expected:
-            raise ValueError(f"tensor {name!r}: {format} of {shape} is {expected} bytes, not {len(content)}")
+    for name, (format, shape) in tensors.items():
         dims = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         header.append(_string(name) + dims + struct.pack("<IQ", WEIGHT_FORMATS[format].type_id, offset))
-        contents.append(content)
-        offset += _padded(len(content), alignment)
-    with Path(path).open("wb") as file:
-        file.write(b"".join(header))
-        for content in contents:
-            file.write(bytes(_padded(file.tell(), alignment) - file.tell()))
-            file.write(content.data)
-        file.write(bytes(_padded(file.tell(), alignment) - file.tell()))
+        offset += padded(WEIGHT_FORMATS[format].tensor_bytes(shape), alignment)
+    joined = b"".join(header)
+    return joined + bytes(padded(len(joined), alignment) - len(joined))
 
 
-def _padded(size: int, alignment: int) -> int:
+def padded(size: int, alignment: int = DEFAULT_ALIGNMENT) -> int:
+    """The next multiple of the alignment."""
     return -(-size // alignment) * alignment
 
 
