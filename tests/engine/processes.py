@@ -78,9 +78,9 @@ def run(
     return [[answers[request.request_id] for request in choices] for choices in requests]
 
 
-def undisturbed(model: Path, jobs: Sequence[Job]) -> list[list[tuple[Any, ...]]]:
+def undisturbed(model: Path, jobs: Sequence[Job], **options: Any) -> list[list[tuple[Any, ...]]]:
     """The bits of the answers of an engine in this process."""
-    engine = load_engine(model, {})
+    engine = load_engine(model, options)
     return [[answer.bits for answer in choices] for choices in run(engine.client, requests_of(engine.inputs, jobs))]
 
 

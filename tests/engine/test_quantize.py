@@ -64,14 +64,14 @@ def test_an_engine_that_is_killed_quantizes_to_the_same_bits(source: Path) -> No
         assert client.info.config.quantize == "q5_k_m"
         killed = []
 
-        def kill_once() -> None:
-            if not killed:
+        def kill_once(num_tokens: int, _: object) -> None:
+            if num_tokens > 20 and not killed:
                 assert client.pid is not None
                 os.kill(client.pid, signal.SIGKILL)
                 killed.append(client.pid)
 
         answers = run(client, requests_of(inputs, jobs), kill_once)
-    assert bits(answers) == bits(expected)
+    assert bits(answers) == expected
 
 
 def test_the_report_compares_with_the_source(source: Path, tmp_path: Path, environment: dict[str, str]) -> None:
@@ -97,7 +97,7 @@ def test_a_model_that_hotloop_cannot_run_is_written_and_not_compared(tmp_path: P
 
 def test_what_a_user_gets_wrong(source: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     out = tmp_path / "out.gguf"
-    quantized = write_tiny_model(tmp_path / "quantized.gguf", formats="Q8_0")
+    quantized = write_tiny_model(tmp_path / "quantized.gguf", formats="Q5_1")
     for args, message in (
         ((source, out, "--type", "q9"), "'q9' is unknown; choose one of"),
         ((source, source, "--type", "q8_0", "--force"), "is the model itself"),
