@@ -95,6 +95,9 @@ class QuantizedModel(ModelFile):
     def number_type(self, key: str) -> np.dtype[np.generic] | None:
         return self.source.number_type(key)
 
+    def source_name(self, name: str) -> str:
+        return self.source.source_name(name)
+
     def close(self) -> None:
         self.source.close()
 
