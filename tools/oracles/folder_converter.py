@@ -38,6 +38,13 @@ _LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
 _YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32}
+_GRANITE = {
+    "attention_multiplier": 0.0078125, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+}  # fmt: skip
+_LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+    "long_factor": [1.0 + i / 3 for i in range(6)], "short_factor": [1.0 + i / 8 for i in range(6)],
+}  # fmt: skip
 
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", "Llama", {}),
@@ -46,11 +53,18 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("mistral", "Mistral", {"sliding_window": None}),
     ("qwen2", "Qwen2", {"rope_parameters": _YARN}),
     ("qwen3", "Qwen3", {"head_dim": 32}),
+    ("gemma2", "Gemma2", {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32}),
+    ("granite", "Granite", _GRANITE),
+    ("granite-bias", "Granite", _GRANITE | {"attention_bias": True, "tie_word_embeddings": True}),
+    ("smollm3", "SmolLM3", {"num_hidden_layers": 5}),
+    ("smollm3-yarn", "SmolLM3", {"rope_parameters": _YARN, "tie_word_embeddings": False}),
+    ("phi3", "Phi3", {"num_key_value_heads": 4, "original_max_position_embeddings": 128}),
+    ("phi3-longrope", "Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 32, "sliding_window": 16}),
     ("gemma3", "Gemma3Text", {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32}),
 )
 # Keys that one of the two need not have: the default says the same, or hotloop states what the converter leaves open.
 _OPTIONAL = (
-    "vocab_size", "rope.dimension_count", "attention.key_length", "attention.value_length", "rope.freq_base_swa",
+    "vocab_size", "rope.freq_base", "rope.dimension_count", "attention.key_length", "attention.value_length", "rope.freq_base_swa",
     "attention.sliding_window_pattern", "attention.scale",
 )  # fmt: skip
 
