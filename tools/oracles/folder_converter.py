@@ -64,8 +64,8 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 # Keys that one of the two need not have: the default says the same, or hotloop states what the converter leaves open.
 _OPTIONAL = (
-    "vocab_size", "rope.freq_base", "rope.dimension_count", "attention.key_length", "attention.value_length", "rope.freq_base_swa",
-    "attention.sliding_window_pattern", "attention.scale",
+    "vocab_size", "rope.freq_base", "rope.dimension_count", "attention.key_length", "attention.value_length",
+    "rope.freq_base_swa", "attention.sliding_window_pattern", "attention.scale",
 )  # fmt: skip
 
 
