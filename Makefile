@@ -25,7 +25,7 @@ RUN_REQUIRES = $(BIN)/python -c 'import tomllib; \
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE \
 	$(shell find src csrc -type f ! -name '*.pyc' ! -name '*.md' 2>/dev/null)
 
-.PHONY: demo test test-neon test-sanitizers test-clients lint types stub wheel-test check constraints clean
+.PHONY: demo test fuzz test-neon test-sanitizers test-clients lint types stub wheel-test check constraints clean
 
 demo: $(STAMPS)/installed
 	@$(BIN)/hotloop pull smollm2-135m >/dev/null
@@ -35,6 +35,11 @@ test: $(STAMPS)/installed $(STAMPS)/test-tools
 	@$(BIN)/hotloop pull smollm2-135m >/dev/null || \
 		echo "no registry in reach: tests that need the real model will be skipped" >&2
 	$(BIN)/python -m pytest $(ARGS)
+
+# A minute of hostile files and chat templates; what is found lies in build/fuzz. FUZZ="gguf --seconds 600": longer.
+FUZZ ?=
+fuzz: $(STAMPS)/installed $(STAMPS)/test-tools
+	$(BIN)/python tests/fuzz/run.py $(FUZZ)
 
 # Opt-in. The NEON kernels in an emulator; the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer.
 test-neon: $(STAMPS)/build-tools
