@@ -9,6 +9,7 @@ from engine.engines import all_logits, assert_same_bits, batch_of, make_runner
 from hotloop import _native
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.models.reference import reference_logits
+from hotloop.weights.gguf_writer import WritableValue
 from tiny_models import ARCHITECTURES, random_tokens, write_tiny_model
 
 # (architecture, tensor formats): every architecture once in a simple quantized format, every format once.
@@ -104,3 +105,16 @@ def test_a_used_pool_gives_the_same_bits_as_a_fresh_one(tiny: Path) -> None:  # 
     fresh = all_logits(runner, TOKENS[:40])
     runner.storage.pool[:] = 0xFF  # NaN in every KV dtype
     assert_same_bits(all_logits(runner, TOKENS[:40]), fresh)
+
+
+def test_a_limit_does_not_choose_the_rope(tmp_path: Path) -> None:
+    """longrope goes by the file's context, also where max_model_len is within the original one."""
+    keys: dict[str, WritableValue] = {"phi3.rope.scaling.original_context_length": 64}
+    sizes = {"long_factors": tuple(range(1, 9)), "short_factors": (1.0,) * 8}
+    path = write_tiny_model(tmp_path / "tiny.gguf", "phi3", metadata=keys, **sizes)
+    expected = all_logits(make_runner(path), TOKENS)
+    for max_model_len in (50, 64, 65):
+        got = all_logits(make_runner(path, max_model_len=max_model_len), TOKENS[:50], [20, 1, 29])
+        assert_same_bits(got, expected[:50])
+    short = write_tiny_model(tmp_path / "short.gguf", "phi3", metadata=keys, context_length=64, **sizes)
+    assert (all_logits(make_runner(short), TOKENS[:50]) != expected[:50]).any()

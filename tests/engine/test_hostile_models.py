@@ -32,7 +32,7 @@ def absurd_values(value: Any) -> list[WritableValue | None]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "granite"])
 def test_any_value_of_any_key(architecture: str, tmp_path: Path) -> None:  # known fault B87
     """Whatever escapes but a HotloopError fails the test: a traceback, a hang, a crash."""
     with GGUFFile.open(write_tiny_model(tmp_path / "good.gguf", architecture)) as good:
