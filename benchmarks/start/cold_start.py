@@ -1,5 +1,7 @@
 """Process start to first token, loading time and resident memory: new processes each time, the file in the page cache.
 
+MODEL may be a folder, say one of benchmarks/peers/write_random_folder.py.
+
 python benchmarks/start/cold_start.py MODEL [--runs 5]
 
 Each run starts `hotloop run` (first token, peak memory) and a process that loads the model with hotloop.LLM, answers with a
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hotloop.weights.open_model import open_model
 from hotloop.weights.resolve import resolve
 
 # Resident memory is read from /proc: Linux only.
@@ -108,7 +111,8 @@ def main() -> None:
     probe = [sys.executable, "-m", "hotloop.cli.main", "machine", "--json"]
     ceiling_bytes_per_s = json.loads(subprocess.check_output(probe))["read_bandwidth_bytes_per_s"]
     print(f"ceiling: {ceiling_bytes_per_s / 1e9:.1f} GB/s")
-    path = resolve(args.model)
+    with open_model(resolve(args.model)) as model_file:
+        file_bytes = model_file.nbytes
     run_once(args.model)  # warm-up: the file enters the page cache
     runs = []
     for _ in range(args.runs):
@@ -118,7 +122,7 @@ def main() -> None:
             f"first token after {run.first_token_s:.2f} s, loaded in {run.load_s:.2f} s; "
             f"peak {run.peak_resident_bytes / 1e6:.0f} MB, then {run.steady_resident_bytes / 1e6:.0f} MB"
         )
-    print(json.dumps(summary(args.model, path.stat().st_size, ceiling_bytes_per_s, runs)))
+    print(json.dumps(summary(args.model, file_bytes, ceiling_bytes_per_s, runs)))
 
 
 if __name__ == "__main__":
