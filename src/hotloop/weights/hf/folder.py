@@ -17,6 +17,7 @@ from hotloop.weights.hf.architectures import ARCHITECTURES, TEXT_PARTS
 from hotloop.weights.hf.config import HFConfig
 from hotloop.weights.hf.generation import sampling_metadata
 from hotloop.weights.hf.json_files import read_json
+from hotloop.weights.hf.quantized import gather_weights
 from hotloop.weights.hf.shards import Shards, open_shards
 from hotloop.weights.hf.sources import FORMATS, AsStored, InMemory, PermutedHeads, PlusOne, TensorSource, Transposed
 from hotloop.weights.hf.tokenizer import tokenizer_metadata
@@ -73,15 +74,16 @@ class HFFolder(ModelFile):
         metadata = {f"{architecture.name}.{key}": value for key, value in architecture.metadata(config).items()}
         generated = architecture.generated(config)
         tied = config.flag("tie_word_embeddings")
-        _refuse_quantized(config)
+        quantization = config.section("quantization_config")
         config.check_all_used(architecture.harmless)
         shards = open_shards(path)
         try:
             names = _Names(architecture, path, tied)
             sources: dict[str, TensorSource] = {name: InMemory(values) for name, values in generated.items()}
-            for stored in shards.tensors.values():
-                if (name := names.translate(stored.name)) is not None:
-                    sources[name] = _source(stored, name, names.rule(name), metadata, architecture.name)
+            for source_name, stored in gather_weights(shards.tensors, quantization).items():
+                if (name := names.translate(source_name)) is not None:
+                    heads = _num_heads(metadata, architecture, names.rule(name))
+                    sources[name] = _source(stored, names.rule(name), heads, f"{path}: tensor {quote(source_name)}")
             if not tied and "output.weight" not in sources:
                 raise ModelFileError(
                     f"{path}: the tensor {names.source('output.weight')} is missing, and tie_word_embeddings is false"
@@ -136,13 +138,6 @@ def _configuration(path: Path) -> tuple[Architecture, HFConfig]:
             f"{' and '.join(architecture.classes)}"
         )
     return architecture, HFConfig(values, where, architecture.defaults)
-
-
-def _refuse_quantized(config: HFConfig) -> None:
-    """Raise ModelFileError for a checkpoint that is quantized in a way that is not read."""
-    section = config.section("quantization_config")
-    if section is not None:
-        raise section.error("quant_method", "is not read; take a checkpoint in bf16, f16 or f32, or a GGUF file")
 
 
 class _Names:
@@ -219,23 +214,28 @@ def _split_layer(name: str) -> tuple[str, str]:
     return (name, "") if match is None else (name[: match.start()] + "{}" + name[match.end() :], match[0])
 
 
-def _source(stored: StoredTensor, name: str, rule: Rule, metadata: Mapping[str, Any], architecture: str) -> TensorSource:
-    """How a tensor is read. Raises ModelFileError for a dtype or a shape that does not fit."""
-    what = f"{stored.file.path}: tensor {quote(stored.name)}"
-    if stored.dtype not in FORMATS:
+def _num_heads(metadata: Mapping[str, Any], architecture: Architecture, rule: Rule) -> int:
+    """Heads that a tensor's rows are of."""
+    of_keys = "_kv" if rule.change == "permuted_k" else ""
+    return int(metadata[f"{architecture.name}.attention.head_count{of_keys}"])
+
+
+def _source(stored: StoredTensor | TensorSource, rule: Rule, num_heads: int, what: str) -> TensorSource:
+    """How a tensor is read. what: it, for messages. Raises ModelFileError for a dtype or a shape that does not fit."""
+    if isinstance(stored, StoredTensor) and stored.dtype not in FORMATS:
         raise ModelFileError(f"{what} is {stored.dtype}; hotloop reads BF16, F16 and F32: save the model in one of these")
     if not 1 <= len(stored.shape) <= 2 or 0 in stored.shape:
         raise ModelFileError(f"{what} has the shape {list(stored.shape)}; hotloop reads vectors and matrices")
-    if rule.change in ("permuted_q", "permuted_k"):
-        heads = metadata[f"{architecture}.attention.head_count" + ("_kv" if rule.change == "permuted_k" else "")]
-        if stored.shape[0] % (2 * heads):
-            raise ModelFileError(f"{what} has {stored.shape[0]} rows, which are not {heads} heads of an even size")
-        return PermutedHeads(AsStored(stored), heads)
-    if rule.change == "plus_one":
-        return PlusOne(AsStored(stored))
     if rule.change == "transposed" and len(stored.shape) == 2:
+        if isinstance(stored, TensorSource):
+            raise ModelFileError(f"{what} is quantized along the wrong axis for hotloop; take a checkpoint in bf16 or f16")
         return Transposed(stored)
-    return AsStored(stored)
+    source = AsStored(stored) if isinstance(stored, StoredTensor) else stored
+    if rule.change in ("permuted_q", "permuted_k"):
+        if source.shape[0] % (2 * num_heads):
+            raise ModelFileError(f"{what} has {source.shape[0]} rows, which are not {num_heads} heads of an even size")
+        return PermutedHeads(source, num_heads)
+    return PlusOne(source) if rule.change == "plus_one" else source
 
 
 def _info(name: str, source: TensorSource) -> TensorInfo:

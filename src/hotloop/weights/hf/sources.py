@@ -116,13 +116,7 @@ class Transposed(TensorSource):
         return order_of(self._stored)
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
-        rows, columns = self._stored.shape
-        itemsize = self._stored.nbytes // max(rows * columns, 1)
-        strips = [
-            self._stored.read_bytes((row * columns + start) * itemsize, (stop - start) * itemsize) for row in range(rows)
-        ]
-        matrix = np.concatenate(strips).reshape(rows, stop - start, itemsize)
-        return np.ascontiguousarray(matrix.swapaxes(0, 1)).reshape(-1)
+        return np.ascontiguousarray(read_columns(self._stored, start, stop).swapaxes(0, 1)).reshape(-1)
 
 
 class InMemory(TensorSource):
@@ -138,6 +132,17 @@ class InMemory(TensorSource):
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
         return self._rows[start:stop].copy().reshape(-1).view(np.uint8)
+
+
+def read_columns(stored: StoredTensor, start: int, stop: int) -> NDArray[np.uint8]:
+    """Columns [start, stop) of a matrix, read row by row: uint8 [rows, columns, bytes of an element]."""
+    rows, columns = stored.shape
+    itemsize = stored.nbytes // max(rows * columns, 1)
+    size = (stop - start) * itemsize
+    data = np.empty((rows, size), np.uint8)
+    for row in range(rows):
+        data[row] = stored.read_bytes((row * columns + start) * itemsize, size)
+    return data.reshape(rows, stop - start, itemsize)
 
 
 def order_of(stored: StoredTensor) -> tuple[str, int]:

@@ -1,0 +1,255 @@
+"""GPTQ, AWQ and FP8 folders: what is loaded is exactly what their definitions say, or is refused with the reason."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hotloop.errors import ModelFileError
+from hotloop.models.reference import reference_logits
+from hotloop.models.registry import load_model_spec
+from hotloop.quant.formats import dequantize
+from hotloop.quant.pack_codes import CODE_RANGES, pack_codes
+from hotloop.weights.hf.fp8 import E4M3_VALUES
+from hotloop.weights.model_file import ModelFile
+from hotloop.weights.open_model import open_model
+from tiny_folders import Stored, stored, write_tiny_folder
+from tiny_models import random_tokens
+
+LAYER = "model.layers.0.mlp.gate_proj"  # 96 outputs, 64 inputs
+ROWS, COLUMNS = 96, 64
+Q_PROJ = "model.layers.1.self_attn.q_proj"  # 64 x 64, whose rows are permuted
+
+
+def ints(values: NDArray[Any]) -> Stored:
+    return "I32", values.shape, values.astype(np.uint32).astype("<u4").tobytes()
+
+
+def gptq(codes: NDArray[np.int64], zeros: NDArray[np.int64], scales: NDArray[np.float32], bits: int = 4) -> dict[str, Stored]:
+    """Packed as AutoGPTQ packs. codes: [inputs, outputs]; zeros: [groups, outputs], as used; scales: [groups, outputs]."""
+    per_word = 32 // bits
+    qweight = np.zeros((len(codes) // per_word, codes.shape[1]), np.int64)
+    for i in range(len(codes)):
+        qweight[i // per_word] |= codes[i] << bits * (i % per_word)
+    qzeros = np.zeros((len(zeros), zeros.shape[1] // per_word), np.int64)
+    for j in range(zeros.shape[1]):
+        qzeros[:, j // per_word] |= (zeros[:, j] - 1) << bits * (j % per_word)
+    return {"qweight": ints(qweight), "qzeros": ints(qzeros), "scales": stored("F16", scales)}
+
+
+def awq(codes: NDArray[np.int64], zeros: NDArray[np.int64], scales: NDArray[np.float32]) -> dict[str, Stored]:
+    """Packed as AutoAWQ packs. Arguments as of `gptq`."""
+    def packed(values: NDArray[np.int64]) -> Stored:
+        words = np.zeros((len(values), values.shape[1] // 8), np.int64)
+        for column in range(words.shape[1]):
+            for i, output in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+                words[:, column] |= values[:, column * 8 + output] << 4 * i
+        return ints(words)
+
+    return {"qweight": packed(codes), "qzeros": packed(zeros), "scales": stored("F16", scales)}
+
+
+def random_layer(
+    rows: int = ROWS, columns: int = COLUMNS, group: int = 32, bits: int = 4, zero: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """codes, zeros, scales; zero: of all groups, None for any."""
+    rng = np.random.default_rng(rows + group + bits)
+    groups = math.ceil(columns / group)
+    codes = rng.integers(0, 1 << bits, (columns, rows))
+    zeros = rng.integers(1, 1 << bits, (groups, rows)) if zero is None else np.full((groups, rows), zero)
+    scales = rng.uniform(0.001, 0.1, (groups, rows)).astype(np.float16).astype(np.float32)
+    return codes, zeros, scales
+
+
+def expected(
+    codes: NDArray[np.int64], zeros: NDArray[np.int64], scales: NDArray[np.float32], group: int
+) -> NDArray[np.float64]:
+    """scale * (code - zero), in float64: [outputs, inputs]."""
+    of_input = np.arange(len(codes)) // group
+    return (scales.astype(np.float64)[of_input] * (codes - zeros[of_input])).T
+
+
+def quantized_folder(
+    path: Path, layers: Mapping[str, Mapping[str, Stored | None]], config: Mapping[str, Any], **arguments: Any
+) -> Path:
+    tensors: dict[str, Stored | None] = {f"{layer}.weight": None for layer in layers}
+    tensors |= {f"{layer}.{part}": tensor for layer, parts in layers.items() for part, tensor in parts.items()}
+    return write_tiny_folder(path, tensors=tensors, config={"quantization_config": config}, **arguments)
+
+
+def values(model_file: ModelFile, name: str) -> NDArray[np.float32]:
+    info = model_file.tensors[name]
+    return dequantize(info.format, model_file.read(name), info.shape)
+
+
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "zero", "format"),
+    [
+        (4, 32, 8, "Q4_0"), (4, 64, 8, "Q4_0"), (4, -1, 8, "Q4_0"), (4, 128, None, "Q5_0"), (4, 32, None, "Q5_0"),
+        (4, 32, 16, "Q5_0"), (4, 32, 1, "Q5_0"), (8, 32, 128, "Q8_0"), (2, 32, None, "Q4_0"),
+    ],
+)  # fmt: skip
+def test_gptq(tmp_path: Path, bits: int, group: int, zero: int | None, format: str) -> None:
+    columns = COLUMNS if group == -1 else group
+    layer = random_layer(group=columns, bits=bits, zero=zero)
+    config = GPTQ | {"bits": bits, "group_size": group}
+    path = quantized_folder(tmp_path / "f", {LAYER: gptq(*layer, bits=bits)}, config)
+    with open_model(path) as folder:
+        load_model_spec(folder)
+        assert folder.tensors["blk.0.ffn_gate.weight"].format == format
+        assert (values(folder, "blk.0.ffn_gate.weight") == expected(*layer, columns)).all()
+
+
+def test_gptq_of_the_second_version_stores_zeros_as_they_are(tmp_path: Path) -> None:
+    codes, zeros, scales = random_layer()
+    config = GPTQ | {"checkpoint_format": "gptq_v2"}
+    path = quantized_folder(tmp_path / "f", {LAYER: gptq(codes, zeros + 1, scales)}, config)
+    with open_model(path) as folder:
+        assert (values(folder, "blk.0.ffn_gate.weight") == expected(codes, zeros, scales, 32)).all()
+
+
+@pytest.mark.parametrize("zero", [None, 8, 0, 15])
+def test_awq(tmp_path: Path, zero: int | None) -> None:
+    layer = random_layer(group=64, zero=zero)
+    path = quantized_folder(tmp_path / "f", {LAYER: awq(*layer)}, AWQ | {"group_size": 64})
+    with open_model(path) as folder:
+        load_model_spec(folder)
+        assert folder.tensors["blk.0.ffn_gate.weight"].format == ("Q4_0" if zero == 8 else "Q5_0")
+        assert (values(folder, "blk.0.ffn_gate.weight") == expected(*layer, 64)).all()
+
+
+@pytest.mark.parametrize("pack", [gptq, awq])
+def test_any_rows_and_permuted_ones(tmp_path: Path, pack: Callable[..., dict[str, Stored]]) -> None:
+    layers = {LAYER: random_layer(), Q_PROJ: random_layer(64, 64)}
+    config = GPTQ if pack is gptq else AWQ
+    path = quantized_folder(tmp_path / "f", {name: pack(*layer) for name, layer in layers.items()}, config)
+    whole = {f"{name}.weight": stored("F32", expected(*layer, 32)) for name, layer in layers.items()}
+    plain = write_tiny_folder(tmp_path / "plain", tensors=whole)
+    with open_model(path) as folder, open_model(plain) as floats:
+        for name in ("blk.0.ffn_gate.weight", "blk.1.attn_q.weight"):
+            info = folder.tensors[name]
+            assert (values(folder, name) == values(floats, name)).all()
+            data = folder.read(name).reshape(info.num_rows, info.row_bytes)
+            for start, stop in ((0, 1), (3, 21), (8, 16), (info.num_rows - 5, info.num_rows)):
+                assert (folder.read_rows(name, start, stop) == data[start:stop].reshape(-1)).all()
+        ids = random_tokens(2, 16)
+        a, b = (reference_logits(file, ids, activations="f32") for file in (folder, floats))
+        assert (a == b).all()
+
+
+def e4m3(weights: NDArray[np.uint8]) -> Stored:
+    return "F8_E4M3", weights.shape, weights.tobytes()
+
+
+def finite_codes(rows: int = ROWS, columns: int = COLUMNS) -> NDArray[np.uint8]:
+    codes = np.arange(rows * columns, dtype=np.int64) * 37 % 256
+    return np.where(codes % 128 == 127, 0, codes).astype(np.uint8).reshape(rows, columns)
+
+
+def test_e4m3_values() -> None:
+    for code in range(256):
+        exponent, mantissa = code >> 3 & 15, code & 7
+        if code & 127 == 127:
+            assert math.isnan(E4M3_VALUES[code])
+            continue
+        size = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+        assert E4M3_VALUES[code] == math.copysign(size, -1 if code & 128 else 1)
+    assert E4M3_VALUES[0x7E] == 448
+
+
+FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 48]}
+COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}}
+POWERS = np.array([[0.5, 2.0**-9], [4.0, -1.0], [2.0**20, 0.25]])
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "scale", "dtype", "format"),
+    [
+        (FP8, "weight_scale_inv", POWERS, "F32", "BF16"),
+        (FP8, "weight_scale_inv", POWERS * 1.25, "BF16", "F32"),
+        (FP8, "weight_scale_inv", POWERS * (1 + 2.0**-19), "F32", "F32"),
+        (FP8 | {"weight_block_size": None}, "weight_scale", np.array(0.75), "F32", "F32"),
+        (COMPRESSED, "weight_scale", np.array([0.125]), "F32", "BF16"),
+        (COMPRESSED, "weight_scale", np.linspace(1, 2, ROWS)[:, None], "BF16", "F32"),
+        (COMPRESSED, "weight_scale", np.linspace(1, 2, ROWS), "BF16", "F32"),
+    ],
+)
+def test_fp8(tmp_path: Path, config: dict[str, Any], name: str, scale: NDArray[np.float64], dtype: str, format: str) -> None:
+    codes = finite_codes()
+    scale_tensor: Stored = ("F32", (), np.float32(scale).tobytes()) if scale.shape == () else stored(dtype, scale)
+    parts = {"weight": e4m3(codes), name: scale_tensor, "input_scale": stored("F32", [1.0])}
+    path = quantized_folder(tmp_path / "f", {LAYER: parts}, config)
+    used = dequantize(dtype, np.frombuffer(scale_tensor[2], np.uint8), scale.shape or (1,)).astype(np.float64)
+    if scale.shape == POWERS.shape:
+        used = np.repeat(np.repeat(used, 32, axis=0), 48, axis=1)[:, :COLUMNS]
+    elif scale.shape == (ROWS,):
+        used = used[:, None]
+    with open_model(path) as folder:
+        load_model_spec(folder)
+        assert folder.tensors["blk.0.ffn_gate.weight"].format == format
+        assert (values(folder, "blk.0.ffn_gate.weight") == E4M3_VALUES[codes].astype(np.float64) * used).all()
+
+
+def packed(**changes: Any) -> dict[str, Stored | None]:
+    return {**gptq(*random_layer()), **changes}
+
+
+@pytest.mark.parametrize(
+    ("config", "parts", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, packed(), r"quantization_config: 'quant_method' \('bitsandbytes'\) is not read"),
+        ({"bits": 4}, packed(), r"'quant_method' \(missing\) is not read"),
+        (GPTQ | {"bits": 3}, packed(), r"'bits' \(3\) is not read"),
+        (GPTQ | {"bits": "4"}, packed(), r"'bits' \('4'\) must be an integer"),
+        (GPTQ | {"group_size": 0}, packed(), r"'group_size' \(0\) must be an integer"),
+        (GPTQ | {"checkpoint_format": "marlin"}, packed(), r"'checkpoint_format' \('marlin'\) is not implemented"),
+        (GPTQ | {"group_size": 64}, packed(), r"its scales are F16 \[2, 96\], not floats of \[1, 96\]"),
+        (GPTQ | {"group_size": 16}, gptq(*random_layer(group=16)), "groups of 16 in rows of 64 are not whole groups of 32"),
+        (GPTQ, packed(qzeros=None), f"tensor '{LAYER}.qzeros' is missing beside"),
+        (GPTQ, packed(qzeros=ints(np.zeros((2, 11)))), r"its zeros are I32 \[2, 11\], not I32 of \[2, 12\]"),
+        (GPTQ, packed(qweight=("F32", (8, 96), bytes(8 * 96 * 4))), r"is F32 \[8, 96\], not a matrix of I32"),
+        (GPTQ, packed(qweight=ints(np.zeros(96))), r"is I32 \[96\], not a matrix of I32"),
+        (GPTQ, packed(scales=stored("F32", np.full((2, 96), 0.1))), "its scales are no float16 numbers"),
+        (GPTQ, packed(scales=stored("BF16", np.full((2, 96), 1e30))), "its scales are no float16 numbers"),
+        (GPTQ, packed(g_idx=ints(np.arange(64) % 2)), r"columns of its groups are not in order \(desc_act\)"),
+        (GPTQ, packed(g_idx=ints(np.zeros(63))), r"its g_idx is I32 \[63\], not I32 of \[64\]"),
+        (GPTQ, packed(weight=stored("F32", np.ones((96, 64)))), "is there twice"),
+        (GPTQ | {"bits": 8}, gptq(*random_layer(bits=8), bits=8), "zeros from .* fit no format without loss"),
+        (AWQ | {"bits": 8}, awq(*random_layer()), r"'bits' \(8\) is not read"),
+        (AWQ | {"version": "gemv"}, awq(*random_layer()), r"'version' \('gemv'\) is not read"),
+        (AWQ, {"weight": e4m3(finite_codes())}, "F8_E4M3; hotloop reads BF16, F16 and F32"),
+        (FP8, {"weight": e4m3(finite_codes())}, "is F8_E4M3 and has 0 scales"),
+        (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": stored("F32", POWERS * 0.1)}, "more than 20 significant"),
+        (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": stored("F32", POWERS * np.inf)}, "infinite or out of range"),
+        (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": stored("F32", POWERS[:2])}, "fits neither rows nor blocks"),
+        (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": ints(POWERS * 0)}, "its scale is I32"),
+        (FP8 | {"weight_block_size": [0, 1]}, {"weight": e4m3(finite_codes())}, "'weight_block_size' .* must be two sizes"),
+        (COMPRESSED | {"format": "pack-quantized"}, packed(), "of compressed-tensors is not read"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(tmp_path: Path, config: dict[str, Any], parts: dict[str, Any], message: str) -> None:
+    path = quantized_folder(tmp_path / "f", {LAYER: parts}, config)
+    with pytest.raises(ModelFileError, match=message):
+        open_model(path)
+
+
+def test_a_g_idx_in_order_says_nothing(tmp_path: Path) -> None:
+    path = quantized_folder(tmp_path / "f", {LAYER: packed(g_idx=ints(np.arange(64) // 32))}, GPTQ | {"desc_act": True})
+    load_model_spec(open_model(path))
+
+
+@pytest.mark.parametrize("format", CODE_RANGES)
+def test_every_code_of_a_format(format: str) -> None:
+    low, high = CODE_RANGES[format]
+    codes = np.resize(np.arange(low, high + 1), (8, 64)).astype(np.int8)
+    scales = np.array([[0.5, 3.0]] * 8, np.float16)
+    packed = dequantize(format, pack_codes(format, codes, scales), (8, 64))
+    assert (packed == codes * np.repeat(scales.astype(np.float32), 32, axis=1)).all()
