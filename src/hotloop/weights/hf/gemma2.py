@@ -38,5 +38,5 @@ ARCHITECTURE = Architecture(
         "sliding_window": 4096, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
         "attention_bias": False, "tie_word_embeddings": True,
     },
-    harmless=("hidden_act",),
+    harmless=("hidden_act", "sliding_window_size"),
 )  # fmt: skip
