@@ -1,8 +1,10 @@
 """Render the test templates with the transformers library: the goldens of hotloop's chat templates.
 
-    make_chat_template_goldens.py [MODELS]
+    make_chat_template_goldens.py [MODELS]             write the goldens
+    make_chat_template_goldens.py compare TEMPLATES    compare hotloop's renderings of published templates
 
-MODELS: a folder of GGUF files; their own templates are rendered too. Needs transformers (without torch) and gguf.
+MODELS: a folder of GGUF files; their own templates are rendered too. TEMPLATES: a folder of .jinja files, for example that of
+llama.cpp's source package. Needs transformers (without torch) and gguf; compare needs hotloop's dependencies too.
 """
 
 import json
@@ -30,14 +32,40 @@ def rendered(source: str, conversation: dict[str, Any]) -> str | None:
     messages = options.pop("messages")
     try:
         texts, _ = render_jinja_template([messages], chat_template=source, **options)
-    except Exception as error:
-        print(f"  {type(error).__name__}: {error}")
+    except Exception:
         return None
     text: str = texts[0]
     return text
 
 
+def compare(folder: Path) -> None:
+    """Print the renderings that differ, those that one of the two refuses included."""
+    sys.path[:0] = [str(ROOT / "src")]
+    from hotloop.errors import InvalidRequestError
+    from hotloop.text.chat_template import ChatTemplate
+
+    num_equal, num_refused = 0, 0
+    paths = sorted(folder.glob("*.jinja"))
+    for path in paths:
+        template = ChatTemplate(path.read_text(), bos_token=BOS, eos_token=EOS)
+        for key, conversation in CONVERSATIONS.items():
+            expected = rendered(template.source, conversation)
+            try:
+                actual = template.render(**conversation)
+            except InvalidRequestError as error:
+                actual, refusal = None, error
+            if actual == expected:
+                num_equal, num_refused = num_equal + (actual is not None), num_refused + (actual is None)
+            elif actual is None:
+                print(f"{path.name}, {key}: hotloop refuses: {refusal}")
+            else:
+                print(f"{path.name}, {key}: " + ("differs" if expected is not None else "transformers refuses"))
+    print(f"{len(paths)} templates: {num_equal} renderings equal, {num_refused} refused by both")
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["compare"]:
+        return compare(Path(sys.argv[2]))
     templates = dict(TEMPLATES)
     for name, file_name in MODEL_FILES.items() if len(sys.argv) > 1 else ():
         field = GGUFReader(Path(sys.argv[1]) / file_name).get_field("tokenizer.chat_template")

@@ -28,7 +28,7 @@ def assert_golden(source: str, name: str, conversation: str) -> None:
     expected = GOLDEN[name][conversation]
     if expected is not None:
         assert render(source, **CONVERSATIONS[conversation]) == expected
-    elif conversation == "tools" and name not in ("llama2", "gemma"):
+    elif conversation == "tools" and name not in ("llama2", "gemma", "gemma2"):
         # transformers fails on the null content of these templates; hotloop takes it for an empty text.
         tools = CONVERSATIONS["tools"]
         messages = [m | {"content": m["content"] or ""} for m in tools["messages"]]
@@ -45,7 +45,7 @@ def test_renderings_equal_transformers(name: str, conversation: str) -> None:  #
 
 
 def test_most_goldens_are_renderings() -> None:
-    assert sum(text is not None for texts in GOLDEN.values() for text in texts.values()) >= 70
+    assert sum(text is not None for texts in GOLDEN.values() for text in texts.values()) >= 120
 
 
 def chat_model(path: Path) -> tuple[Tokenizer, ChatTemplate]:
