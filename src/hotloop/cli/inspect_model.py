@@ -58,6 +58,7 @@ def _file_facts(path: Path, model_file: ModelFile) -> dict[str, Any]:
 def _model_facts(model_file: ModelFile, max_model_len: int | None) -> dict[str, Any]:
     """What follows for hotloop; or why it cannot run the file."""
     from hotloop.config import EngineConfig, KVDtype
+    from hotloop.engine.recommended import recommended_sampling
     from hotloop.errors import ModelFileError
     from hotloop.kv_cache.layout import KVLayout
     from hotloop.models.config import kv_groups
@@ -69,6 +70,7 @@ def _model_facts(model_file: ModelFile, max_model_len: int | None) -> dict[str, 
     try:
         model = load_model_spec(model_file)
         Tokenizer.from_metadata(model_file.metadata)
+        recommended = recommended_sampling(model_file.path, model_file)
     except ModelFileError as error:
         return {"runs": False, "reason": str(error)}
     config = EngineConfig(max_model_len=max_model_len)
@@ -88,6 +90,7 @@ def _model_facts(model_file: ModelFile, max_model_len: int | None) -> dict[str, 
         "head_dim": model.config.head_dim,
         "vocab_size": model.config.vocab_size,
         "context_tokens": model.config.context_length,
+        "recommended_sampling": recommended,
         "kv_dtype": layout.dtype_name,
         "kv_bytes_per_token": _token_bytes(layout),
         "kv_bytes_per_token_by_dtype": {other.dtype_name: _token_bytes(other) for other in layouts},
@@ -123,6 +126,7 @@ def _print(facts: dict[str, Any]) -> None:
                        f"{facts['num_kv_heads']} KV heads, head_dim {facts['head_dim']}"),
             ("vocabulary", f"{facts['vocab_size']:,}"),
             ("context", f"{facts['context_tokens']:,} tokens"),
+            ("sampling", ", ".join(f"{k} {v}" for k, v in facts["recommended_sampling"].items()) or "nothing recommended"),
             ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes per token ({facts['kv_dtype']}); "
                          + ", ".join(f"{n:,} as {name}" for name, n in facts["kv_bytes_per_token_by_dtype"].items()
                                      if name != facts["kv_dtype"])),

@@ -64,7 +64,7 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.max_request_tokens = max_model_len if max_request_tokens is None else max_request_tokens
-        self._recommended = recommended
+        self.recommended = recommended
         self._name = name
         self._words = Words(tokenizer)
         self._ids = count()
@@ -75,7 +75,7 @@ class InputProcessor:
         """What applies: the request's value, else the model's recommendation, else 1.0 / off."""
         if not isinstance(params, SamplingParams | None):
             raise InvalidRequestError(f"sampling_params is {params!r:.60}; it must be SamplingParams")
-        return (params or SamplingParams()).with_defaults(self._recommended)
+        return (params or SamplingParams()).with_defaults(self.recommended)
 
     def ask(
         self,

@@ -86,7 +86,7 @@ def input_processor(
     if tokenizer.vocab_size > info.vocab_size:
         raise HotloopError(f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, the model only {info.vocab_size}")
     applied = recommended if info.config.recommended_sampling else {}
-    _log.info("%s: sampling where a request says nothing: %s", path.name, dict(applied) or "temperature 1, all else off")
+    _log.info("%s: sampling where a request says nothing: %s", path.name, dict(applied) or "temperature 1.0, all else off")
     return InputProcessor(
         tokenizer,
         info.max_model_len,

@@ -65,8 +65,9 @@ def run_server(model: str | Path, engine_options: Mapping[str, Any], settings: S
                 gc.collect()
                 gc.freeze()  # what is there now stays; no later collection needs to look at it
                 _log.info(
-                    "ready on http://%s:%d after %.1f s: %s; %s; %s", f"[{host}]" if ":" in host else host, port,
-                    time.perf_counter() - start_s, llm.path.name, llm.info, _told(settings),
+                    "ready on http://%s:%d after %.1f s: %s; %s; sampling where a request says nothing: %s; %s",
+                    f"[{host}]" if ":" in host else host, port, time.perf_counter() - start_s, llm.path.name, llm.info,
+                    ", ".join(f"{k} {v}" for k, v in engine.inputs.recommended.items()) or "temperature 1.0", _told(settings),
                 )  # fmt: skip
 
             def cut(reason: str) -> None:

@@ -60,7 +60,8 @@ class Architecture:
     tensors: GGUF name without ".weight" or ".bias" -> the folder's, relative to `body`; "{}" stands for the layer.
     body: prefixes that the folder's names may have, the first that fits counts. head: names of the output matrix.
     generated: further tensors, that follow from the configuration. ignored: parts of names of tensors that are no weights, or
-    of other towers. harmless: keys of config.json that change nothing.
+    of other towers. harmless: keys of config.json that change nothing. switches: keys that say whether there are tensors
+    whose GGUF names end so; the two must agree.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Architecture:
     generated: Callable[[HFConfig], Mapping[str, NDArray[np.float32]]] = dense_rope_tensors
     ignored: Sequence[str] = ("rotary_emb.inv_freq",)
     harmless: Sequence[str] = ()
+    switches: Mapping[str, str] = field(default_factory=dict)
 
 
 LLAMA_TENSORS: Mapping[str, str | Rule] = {

@@ -74,6 +74,7 @@ class HFFolder(ModelFile):
         metadata = {f"{architecture.name}.{key}": value for key, value in architecture.metadata(config).items()}
         generated = architecture.generated(config)
         tied = config.flag("tie_word_embeddings")
+        switches = {key: config.flag(key) for key in architecture.switches}
         quantization = config.section("quantization_config")
         config.check_all_used(architecture.harmless)
         shards = open_shards(path)
@@ -88,6 +89,10 @@ class HFFolder(ModelFile):
                 raise ModelFileError(
                     f"{path}: the tensor {names.source('output.weight')} is missing, and tie_word_embeddings is false"
                 )
+            for key, ending in architecture.switches.items():
+                if switches[key] != any(name.endswith(ending) for name in sources):
+                    there = "are missing" if switches[key] else "are there"
+                    raise config.error(key, f"contradicts the weights: the tensors *{ending} (in GGUF's names) {there}")
             embedding = sources.get("token_embd.weight")
             metadata |= tokenizer_metadata(path, embedding.shape[0] if embedding and embedding.shape else None)
             metadata |= sampling_metadata(path)

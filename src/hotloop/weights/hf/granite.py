@@ -2,7 +2,7 @@
 
 from hotloop.weights.hf.architecture import Architecture, Metadata, dense_metadata
 from hotloop.weights.hf.config import HFConfig
-from hotloop.weights.hf.llama import PERMUTED_TENSORS
+from hotloop.weights.hf.llama import ATTENTION_BIAS, PERMUTED_TENSORS
 
 _MULTIPLIERS = {
     "attention.scale": "attention_multiplier",
@@ -13,7 +13,6 @@ _MULTIPLIERS = {
 
 
 def _metadata(config: HFConfig) -> Metadata:
-    config.flag("attention_bias")  # the tensors tell
     config.require("mlp_bias", False)
     return dense_metadata(config) | {key: config.number(name) for key, name in _MULTIPLIERS.items()}
 
@@ -29,4 +28,5 @@ ARCHITECTURE = Architecture(
         "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
         **dict.fromkeys(_MULTIPLIERS.values(), 1.0),
     },
+    switches=ATTENTION_BIAS,
 )  # fmt: skip

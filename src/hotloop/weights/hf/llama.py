@@ -13,6 +13,8 @@ from hotloop.weights.hf.architecture import (
 )
 from hotloop.weights.hf.config import HFConfig
 
+ATTENTION_BIAS: Mapping[str, str] = {"attention_bias": ".attn_q.bias"}
+
 PERMUTED_TENSORS: Mapping[str, str | Rule] = {
     **LLAMA_TENSORS,
     "blk.{}.attn_q": permuted_q("layers.{}.self_attn.q_proj"),
@@ -21,7 +23,6 @@ PERMUTED_TENSORS: Mapping[str, str | Rule] = {
 
 
 def _metadata(config: HFConfig) -> Metadata:
-    config.flag("attention_bias")  # the tensors tell
     config.require("mlp_bias", False)
     return dense_metadata(config)
 
@@ -36,4 +37,5 @@ ARCHITECTURE = Architecture(
         "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
     },
+    switches=ATTENTION_BIAS,
 )  # fmt: skip

@@ -7,13 +7,12 @@ from hotloop.weights.hf.architecture import (
     full_attention_only,
 )
 from hotloop.weights.hf.config import HFConfig
-from hotloop.weights.hf.llama import PERMUTED_TENSORS
+from hotloop.weights.hf.llama import ATTENTION_BIAS, PERMUTED_TENSORS
 
 _NOPE_PERIOD = 4
 
 
 def _metadata(config: HFConfig) -> Metadata:
-    config.flag("attention_bias")  # the tensors tell
     config.require("mlp_bias", False)
     full_attention_only(config)
     _check_rotating_layers(config)
@@ -44,4 +43,5 @@ ARCHITECTURE = Architecture(
         "rope_theta": 2e6, "no_rope_layer_interval": 4, "attention_bias": False, "mlp_bias": False,
         "tie_word_embeddings": True,
     },
+    switches=ATTENTION_BIAS,
 )  # fmt: skip

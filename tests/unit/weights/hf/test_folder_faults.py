@@ -78,6 +78,13 @@ def test_what_other_classes_do_not_have(tmp_path: Path, architecture: str, confi
     refused(write_tiny_folder(tmp_path / "f", architecture, config=config), message)
 
 
+def test_biases_that_the_configuration_does_not_have_and_the_other_way_round(tmp_path: Path) -> None:
+    refused(write_tiny_folder(tmp_path / "a", config={"attention_bias": True}), r"'attention_bias' .True. .* are missing")
+    for window in (None, 8):  # a Mistral model has no such key, and no biases
+        path = write_tiny_folder(tmp_path / f"b{window}", qkv_bias=True, config={"attention_bias": False}, window=window)
+        refused(path, r"'attention_bias' .False. contradicts the weights: .* are there")
+
+
 def test_what_says_nothing_is_no_fault(tmp_path: Path) -> None:
     config = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
     load(write_tiny_folder(tmp_path / "q", "qwen2", config=config | {"layer_types": ["full_attention"] * 2}))
