@@ -32,6 +32,7 @@ _HARMLESS_TEXT = """
     begin_suppress_tokens remove_invalid_values max_sequence_length
 """
 _HARMLESS = frozenset(_HARMLESS_TEXT.split())
+_HARMLESS_BEGINNINGS = ("_", "summary_")
 _HARMLESS_ENDS = ("dropout", "_pdrop", "_dropout_prob", "_loss_coef", "_token_index")
 _OFF: tuple[object, ...] = (None, False, 0, "", [], {})
 
@@ -119,7 +120,7 @@ class HFConfig:
             if name not in self._used
             and name not in _HARMLESS
             and name not in harmless
-            and not name.startswith("_")
+            and not name.startswith(_HARMLESS_BEGINNINGS)
             and not name.endswith(_HARMLESS_ENDS)
             and value not in _OFF
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotloop.errors import ModelFileError, ModelNotFoundError
+from hotloop.errors import ModelFileError
 from hotloop.quant.formats import WEIGHT_FORMATS
 from hotloop.weights.hf.architecture import Architecture, Rule
-from hotloop.weights.hf.architectures import ARCHITECTURES, TEXT_PARTS
-from hotloop.weights.hf.config import HFConfig
+from hotloop.weights.hf.configuration import CONFIG, read_configuration
 from hotloop.weights.hf.generation import sampling_metadata
-from hotloop.weights.hf.json_files import read_json
+from hotloop.weights.hf.names import Names
 from hotloop.weights.hf.quantized import gather_weights
 from hotloop.weights.hf.shards import Shards, open_shards
 from hotloop.weights.hf.sources import FORMATS, AsStored, InMemory, PermutedHeads, PlusOne, TensorSource, Transposed
@@ -24,10 +22,9 @@ from hotloop.weights.hf.tokenizer import tokenizer_metadata
 from hotloop.weights.model_file import MetadataValue, ModelFile, TensorInfo, quote
 from hotloop.weights.safetensors import StoredTensor
 
-CONFIG = "config.json"
 # Beside the weights, what a model's answers depend on.
 _COMPANIONS = (
-    CONFIG, "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+    CONFIG, "quantize_config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
@@ -44,7 +41,7 @@ class HFFolder(ModelFile):
         shards: Shards,
         metadata: Mapping[str, MetadataValue],
         sources: Mapping[str, TensorSource],
-        names: _Names,
+        names: Names,
     ) -> None:
         """Use `HFFolder.open`."""
         companions = tuple(path / name for name in _COMPANIONS if (path / name).is_file())
@@ -68,9 +65,7 @@ class HFFolder(ModelFile):
         missing, malformed or not implemented.
         """
         path = Path(path)
-        if not (path / CONFIG).is_file():
-            raise ModelNotFoundError(f"{path}: there is no {CONFIG} in it; give a folder that has one, or a .gguf file")
-        architecture, config = _configuration(path)
+        architecture, config = read_configuration(path)
         metadata = {f"{architecture.name}.{key}": value for key, value in architecture.metadata(config).items()}
         generated = architecture.generated(config)
         tied = config.flag("tie_word_embeddings")
@@ -79,7 +74,7 @@ class HFFolder(ModelFile):
         config.check_all_used(architecture.harmless)
         shards = open_shards(path)
         try:
-            names = _Names(architecture, path, tied)
+            names = Names(architecture, path, tied)
             sources: dict[str, TensorSource] = {name: InMemory(values) for name, values in generated.items()}
             for source_name, stored in gather_weights(shards.tensors, quantization).items():
                 if (name := names.translate(source_name)) is not None:
@@ -121,102 +116,6 @@ class HFFolder(ModelFile):
 
     def close(self) -> None:
         self._shards.close()
-
-
-def _configuration(path: Path) -> tuple[Architecture, HFConfig]:
-    """The model's class and its keys. Raises ModelFileError for one that is not known."""
-    file = path / CONFIG
-    values = read_json(file)
-    model_type, classes = values.get("model_type"), values.get("architectures")
-    where = str(file)
-    if isinstance(model_type, str) and model_type in TEXT_PARTS and isinstance(text := values.get("text_config"), dict):
-        where, model_type = f"{where}: text_config", TEXT_PARTS[model_type]
-        outer = ("tie_word_embeddings", "quantization_config")  # which the whole model's configuration may have instead
-        values = text | {key: values[key] for key in outer if key in values}
-    architecture = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
-    if architecture is None:
-        known = ", ".join(sorted({*ARCHITECTURES, *TEXT_PARTS}))
-        raise ModelFileError(f"{file}: model_type {model_type!r:.60} is not supported; hotloop reads folders of {known}")
-    if isinstance(classes, list) and classes and not set(map(str, classes)) & set(architecture.classes):
-        raise ModelFileError(
-            f"{file}: architectures is {classes!r:.100}; of {model_type} models hotloop runs "
-            f"{' and '.join(architecture.classes)}"
-        )
-    return architecture, HFConfig(values, where, architecture.defaults)
-
-
-class _Names:
-    """Names of one class: from the folder's to GGUF's and back. sources: GGUF name -> folder's, of what was translated."""
-
-    def __init__(self, architecture: Architecture, path: Path, tied: bool) -> None:
-        self._architecture = architecture
-        self._path = path
-        self._tied = tied
-        rules = {name: _as_rule(rule) for name, rule in architecture.tensors.items()}
-        self._rules = rules | {"output": Rule(architecture.head[0])}
-        self._by_source = {rule.source: name for name, rule in rules.items()}
-        self.sources: dict[str, str] = {}
-
-    def translate(self, source: str) -> str | None:
-        """The GGUF name of a tensor, None for one that takes no part. Raises ModelFileError for an unknown one."""
-        stem, _, suffix = source.rpartition(".")
-        name = None
-        if suffix in ("weight", "bias"):
-            name = "output" if stem in self._architecture.head else self._in_body(stem)
-        if name is None:
-            if any(part in source for part in self._architecture.ignored):
-                return None
-            raise ModelFileError(
-                f"{self._path}: tensor {quote(source)} is not implemented for {self._architecture.name}, and may change "
-                f"the result"
-            )
-        if name == "output" and self._tied:
-            return None  # the embedding takes its place, as where the checkpoint was made
-        name = f"{name}.{suffix}"
-        if (other := self.sources.get(name)) is not None:
-            raise ModelFileError(f"{self._path}: tensors {quote(other)} and {quote(source)} are one and the same: {name}")
-        self.sources[name] = source
-        return name
-
-    def _in_body(self, stem: str) -> str | None:
-        for prefix in self._architecture.body:
-            if stem.startswith(prefix):
-                return self._lookup(stem.removeprefix(prefix))
-        return None
-
-    def _lookup(self, stem: str) -> str | None:
-        pattern, layer = _split_layer(stem)
-        name = self._by_source.get(pattern)
-        return None if name is None else name.replace("{}", layer)
-
-    def rule(self, name: str) -> Rule:
-        """The rule of a translated tensor."""
-        return self._rules[_split_layer(name.rpartition(".")[0])[0]]
-
-    def source(self, name: str) -> str:
-        """What the folder calls a tensor, or would call it."""
-        if name in self.sources:
-            return self.sources[name]
-        stem, _, suffix = name.rpartition(".")
-        pattern, layer = _split_layer(stem)
-        rule = self._rules.get(pattern)
-        if rule is None:
-            return name
-        prefix = "" if pattern == "output" else self._architecture.body[-1]
-        return prefix + rule.source.replace("{}", layer) + "." + suffix
-
-
-def _as_rule(rule: str | Rule) -> Rule:
-    return Rule(rule) if isinstance(rule, str) else rule
-
-
-_LAYER = re.compile(r"(?<=\.)(0|[1-9]\d{0,3})(?=\.)")
-
-
-def _split_layer(name: str) -> tuple[str, str]:
-    """A name with its first number replaced by "{}", and the number; "" where it has none."""
-    match = _LAYER.search(name)
-    return (name, "") if match is None else (name[: match.start()] + "{}" + name[match.end() :], match[0])
 
 
 def _num_heads(metadata: Mapping[str, Any], architecture: Architecture, rule: Rule) -> int:

@@ -15,9 +15,10 @@ from hotloop.models.registry import load_model_spec
 from hotloop.quant.formats import dequantize
 from hotloop.quant.pack_codes import CODE_RANGES, pack_codes
 from hotloop.weights.hf.fp8 import E4M3_VALUES
+from hotloop.weights.hf.json_files import read_json
 from hotloop.weights.model_file import ModelFile
 from hotloop.weights.open_model import open_model
-from tiny_folders import Stored, stored, write_tiny_folder
+from tiny_folders import Stored, stored, write_json, write_tiny_folder
 from tiny_models import random_tokens
 
 LAYER = "model.layers.0.mlp.gate_proj"  # 96 outputs, 64 inputs
@@ -114,6 +115,15 @@ def test_gptq_of_the_second_version_stores_zeros_as_they_are(tmp_path: Path) -> 
     path = quantized_folder(tmp_path / "f", {LAYER: gptq(codes, zeros + 1, scales)}, config)
     with open_model(path) as folder:
         assert (values(folder, "blk.0.ffn_gate.weight") == expected(codes, zeros, scales, 32)).all()
+
+
+def test_the_configuration_in_a_file_of_its_own(tmp_path: Path) -> None:
+    layer = random_layer()
+    path = quantized_folder(tmp_path / "f", {LAYER: gptq(*layer)}, {})
+    write_json(path / "config.json", {k: v for k, v in read_json(path / "config.json").items() if k != "quantization_config"})
+    write_json(path / "quantize_config.json", {"bits": 4, "group_size": 32, "damp_percent": 0.01, "desc_act": False})
+    with open_model(path) as folder:
+        assert (values(folder, "blk.0.ffn_gate.weight") == expected(*layer, 32)).all()
 
 
 @pytest.mark.parametrize("zero", [None, 8, 0, 15])
