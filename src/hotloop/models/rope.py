@@ -105,8 +105,12 @@ def read_rope(
             alpha = meta.number("rope.scaling.alpha", 0.0, positive=False)
             return replace(rope, scaling="ntk", factor=alpha or dynamic_ntk_factor(factor, context_length, original))
         case "llama3":
-            computed = replace(rope, freq_factors=_compute_llama3_factors(meta, dim, base))
-            return rope if rope.tensors else computed
+            computed = _compute_llama3_factors(meta, dim, base)
+            if rope.freq_factors is None:
+                return replace(rope, freq_factors=computed)
+            if not np.allclose(rope.freq_factors, computed, rtol=1e-3, atol=0):
+                raise meta.error("rope.scaling.type", f"is llama3, but {_DIVISORS} holds other divisors than its keys say")
+            return rope
         case "longrope":
             return _read_longrope(meta, rope, context_length)
         case _:

@@ -56,6 +56,8 @@ def test_llama3_by_keys_by_tensor_or_by_both_is_the_same(tmp_path: Path) -> None
     by_keys = rope_of(tmp_path, LLAMA3)
     by_both = rope_of(tmp_path, LLAMA3, freq_factors=LLAMA3_FACTORS)
     assert inv_freq(by_tensor) == inv_freq(by_keys) == inv_freq(by_both)
+    as_rounded_elsewhere = tuple(float(np.float32(x * (1 + 1e-6))) for x in LLAMA3_FACTORS)
+    assert rope_of(tmp_path, LLAMA3, freq_factors=as_rounded_elsewhere).freq_factors == as_rounded_elsewhere
     slowest = inv_freq(rope_of(tmp_path))[-1]
     assert inv_freq(by_both)[-1] == pytest.approx(slowest / 8, rel=1e-12)
 
@@ -105,6 +107,7 @@ def test_longrope_without_an_attention_factor_has_the_papers(
         ({"rope.scaling.alpha": 0.5}, {}, "rope.scaling.alpha must be at least 1"),
         ({"rope.scaling.type": "linear", "rope.scaling.alpha": 4.0}, {}, "linear.*rope.scaling.alpha.*only one"),
         ({}, {"long_factors": LONG, "short_factors": SHORT, "freq_factors": LONG}, "rope_freqs.weight and rope_factors_long"),
+        (LLAMA3, {"freq_factors": LONG}, "llama3, but rope_freqs.weight holds other divisors"),
         ({"rope.scaling.type": "llama3"}, {}, "rope.scaling.factor' is missing"),
         ({**LLAMA3, "rope.scaling.high_freq_factor": 1.0}, {}, "high_freq_factor is 1.0, but must be greater"),
         ({"rope.scaling.original_context_length": 1}, {"long_factors": LONG, "short_factors": SHORT}, "from 2 to"),
