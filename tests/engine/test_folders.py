@@ -1,6 +1,7 @@
 """Hugging Face folders in the engine: the same bits as the GGUF file of the same weights, in this process and in its own."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,17 @@ def test_an_engine_process_loads_a_folder(tmp_path: Path) -> None:
     (folder / "model-00001-of-00002.safetensors").unlink()
     with pytest.raises(ModelFileError, match="1 of 2 shards are missing"):
         start_engine_process(folder, {}, watchdog_s=30.0)
+
+
+def test_a_shard_that_is_cut_while_it_is_loaded(tmp_path: Path) -> None:
+    """Matrices that are read as they lie, and those that are changed on reading."""
+    for architecture in ("qwen2", "llama"):
+        folder = write_tiny_folder(tmp_path / architecture, architecture)
+        weights = folder / "model.safetensors"
+        with open_model(folder) as model_file:
+            os.truncate(weights, weights.stat().st_size - 200_000)
+            with pytest.raises(ModelFileError, match=r"model\.layers\..* cannot be read any more: the file ends in it"):
+                ModelRunner(model_file, EngineConfig())
 
 
 def test_the_fingerprint_is_of_everything_that_answers_depend_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,6 +284,23 @@ def test_a_file_truncated_after_it_was_opened_is_an_error(name: str, tmp_path: P
             NativeWeights(gguf, [name], _native.ThreadTeam(2))
 
 
+def test_a_matrix_is_filled_in_whole_row_blocks() -> None:
+    team = _native.ThreadTeam(2)
+    kind, rows, row_bytes = _native.WeightFormat.Q4_0, 21, 18
+    memory = _native.WeightMemory(_native.matrix_bytes(kind, rows, 32))
+    matrix = _native.WeightMatrix.empty(kind, rows, 32, memory)
+    assert _native.WeightMatrix.row_block() == 8
+    for first, count in ((0, 8), (16, 5), (8, 8), (8, 0)):
+        matrix.fill(first, np.zeros(count * row_bytes, np.uint8), team)
+    for first, count in ((4, 8), (0, 7), (16, 6), (-8, 8), (24, 1)):
+        with pytest.raises(IndexError, match="whole row blocks"):
+            matrix.fill(first, np.zeros(count * row_bytes, np.uint8), team)
+    with pytest.raises(ValueError, match="do not match"):
+        matrix.fill(0, np.zeros(8 * row_bytes + 1, np.uint8), team)
+    with pytest.raises(ValueError, match="too small"):
+        _native.WeightMatrix.empty(kind, rows, 32, memory)
+
+
 def test_matrices_share_a_block_of_memory_and_it_must_be_large_enough(tmp_path: Path) -> None:
     kind = (_native.WeightFormat.Q4_0, 9, 32)
     size = _native.matrix_bytes(*kind)

@@ -55,6 +55,10 @@ class HFConfig:
         self._used.add(name)
         return self._values.get(name)
 
+    def names(self) -> list[str]:
+        """The keys that the file states, in its order."""
+        return list(self._stated)
+
     def states(self, name: str) -> bool:
         """Whether the file itself has a value that is not null."""
         return self._stated.get(name) is not None

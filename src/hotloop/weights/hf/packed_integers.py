@@ -10,6 +10,7 @@ Sources: the packing of AutoGPTQ's and AutoAWQ's linear layers.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,14 +48,10 @@ class _PackedMatrix(TensorSource):
         self._layer, self._bits, self._group_size = layer, bits, group_size
         num_groups = -(-num_columns // max(group_size, 1))
         self._check(num_rows, num_columns, num_groups)
-        values = dequantize(FORMATS[layer.scales.dtype], layer.scales.read(), (num_groups, num_rows))
-        with np.errstate(over="ignore"):
-            self._scales = values.astype(np.float16)  # [groups, rows]
-        if not np.array_equal(self._scales.astype(np.float32), values):
-            raise layer.error("its scales are no float16 numbers, and would be rounded; take another checkpoint")
+        self._scales = exact_scales(layer.scales, (num_groups, num_rows), layer.error)
         self._zeros = self._read_zeros(num_groups, num_rows)  # int16 [groups, rows]
         low, high = -int(self._zeros.max()), (1 << bits) - 1 - int(self._zeros.min())
-        format = next((name for name, (least, most) in CODE_RANGES.items() if least <= low and high <= most), None)
+        format = format_of_codes(low, high)
         if format is None:
             raise layer.error(
                 f"codes of {bits} bits with zeros from {self._zeros.min()} to {self._zeros.max()} fit no format without "
@@ -121,11 +118,11 @@ class GPTQMatrix(_PackedMatrix):
 
     def _read_codes(self, start: int, stop: int) -> NDArray[np.int16]:
         words = read_columns(self._layer.codes, start, stop).view("<u4")[..., 0]
-        return _unpack(words.T, self._bits)
+        return unpack(words.T, self._bits)
 
     def _read_zeros(self, num_groups: int, num_rows: int) -> NDArray[np.int16]:
         words = self._layer.zeros.read().view("<u4").reshape(num_groups, -1)
-        return _unpack(words, self._bits) + np.int16(self._zero_offset)
+        return unpack(words, self._bits) + np.int16(self._zero_offset)
 
 
 class AWQMatrix(_PackedMatrix):
@@ -148,13 +145,30 @@ class AWQMatrix(_PackedMatrix):
     @staticmethod
     def _in_order(words: NDArray[np.uint32]) -> NDArray[np.int16]:
         """[n, outputs / 8] -> int16 [n, outputs]."""
-        nibbles = _unpack(words, 4).reshape(len(words), -1, 8)
+        nibbles = unpack(words, 4).reshape(len(words), -1, 8)
         ordered = np.empty_like(nibbles)
         ordered[..., _AWQ_ORDER] = nibbles
         return ordered.reshape(len(words), -1)
 
 
-def _unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.int16]:
+def exact_scales(
+    scales: StoredTensor, shape: tuple[int, int], error: Callable[[str], ModelFileError]
+) -> NDArray[np.float16]:
+    """Scales as float16 of `shape`, unrounded. Raises `error` where they are none."""
+    values = dequantize(FORMATS[scales.dtype], scales.read(), shape)
+    with np.errstate(over="ignore"):
+        exact = values.astype(np.float16)
+    if not np.array_equal(exact.astype(np.float32), values):
+        raise error("its scales are no float16 numbers, and would be rounded; take another checkpoint")
+    return exact
+
+
+def format_of_codes(low: int, high: int) -> str | None:
+    """The smallest format that holds the codes from low to high; None where there is none."""
+    return next((name for name, (least, most) in CODE_RANGES.items() if least <= low and high <= most), None)
+
+
+def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.int16]:
     """uint32 [n, m] -> int16 [n, m 32 / bits], lowest bits first."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     codes = np.ascontiguousarray(words)[..., None] >> shifts & np.uint32((1 << bits) - 1)

@@ -9,6 +9,7 @@ from hotloop.errors import ModelFileError
 from hotloop.weights.hf.config import HFConfig
 from hotloop.weights.hf.fp8 import FP8Matrix
 from hotloop.weights.hf.packed_integers import AWQMatrix, GPTQMatrix, PackedLayer
+from hotloop.weights.hf.packed_rows import PackedRows
 from hotloop.weights.hf.sources import TensorSource
 from hotloop.weights.model_file import quote
 from hotloop.weights.safetensors import StoredTensor
@@ -93,9 +94,42 @@ def _gather_fp8(tensors: Tensors, quantization: HFConfig) -> Gathered:
 
 
 def _gather_compressed(tensors: Tensors, quantization: HFConfig) -> Gathered:
-    if quantization.raw("format") not in ("float-quantized", "naive-quantized"):
-        raise quantization.error("format", "of compressed-tensors is not read; hotloop reads 'float-quantized' (FP8)")
-    return _gather_scaled(tensors, None)
+    match quantization.raw("format"):
+        case "float-quantized" | "naive-quantized":
+            return _gather_scaled(tensors, None)
+        case "pack-quantized":
+            return _gather_packed_rows(tensors, quantization)
+        case _:
+            raise quantization.error(
+                "format", "of compressed-tensors is not read; hotloop reads 'float-quantized' (FP8) and 'pack-quantized'"
+            )
+
+
+def _gather_packed_rows(tensors: Tensors, quantization: HFConfig) -> Gathered:
+    groups = quantization.section("config_groups")
+    names = groups.names() if groups is not None else []
+    group = groups.section(names[0]) if groups is not None and len(names) == 1 else None
+    weights = group.section("weights") if group is not None else None
+    if weights is None:
+        raise quantization.error("config_groups", "must be one group, with weights")
+    bits = weights.size("num_bits")
+    if bits not in (4, 8):
+        raise weights.error("num_bits", "is not read; hotloop reads 4 and 8")
+    weights.require("type", "int")
+    weights.require("symmetric", True)
+    weights.require("actorder", None, "static", "weight", False)  # "group" leaves the columns out of order
+    gathered: dict[str, StoredTensor | TensorSource] = dict(tensors)
+    for name, codes in tensors.items():
+        stem, _, suffix = name.rpartition(".")
+        if suffix != "weight_packed":
+            continue
+        scale, shape = tensors.get(f"{stem}.weight_scale"), tensors.get(f"{stem}.weight_shape")
+        if scale is None or shape is None:
+            raise ModelFileError(f"{codes.file.path}: weight_scale or weight_shape is missing beside {quote(name)}")
+        _put(gathered, stem, PackedRows(codes, scale, shape, bits))
+        for part in ("packed", "scale", "shape"):
+            del gathered[f"{stem}.weight_{part}"]
+    return gathered
 
 
 def _gather_scaled(tensors: Tensors, block: tuple[int, int] | None) -> Gathered:

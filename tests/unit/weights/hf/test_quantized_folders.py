@@ -136,6 +136,43 @@ def test_awq(tmp_path: Path, zero: int | None) -> None:
         assert (values(folder, "blk.0.ffn_gate.weight") == expected(*layer, 64)).all()
 
 
+W4A16: dict[str, Any] = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 32}}},
+}  # fmt: skip
+
+
+def of_weights(**changes: Any) -> dict[str, Any]:
+    weights = W4A16["config_groups"]["group_0"]["weights"] | changes
+    return W4A16 | {"config_groups": {"group_0": {"weights": weights}}}
+
+
+def packed_rows(codes: NDArray[np.int64], scales: NDArray[np.float32], bits: int = 4) -> dict[str, Any]:
+    """As compressed-tensors packs. codes: [outputs, inputs], signed; scales: [outputs, groups]."""
+    per_word = 32 // bits
+    words = np.zeros((len(codes), codes.shape[1] // per_word), np.int64)
+    for column in range(codes.shape[1]):
+        words[:, column // per_word] |= (codes[:, column] + (1 << bits - 1)) << bits * (column % per_word)
+    shape: Stored = ("I64", (2,), np.array(codes.shape, "<i8").tobytes())
+    return {"weight_packed": ints(words), "weight_scale": stored("BF16", scales), "weight_shape": shape}
+
+
+@pytest.mark.parametrize(("bits", "groups"), [(4, 2), (4, 1), (8, 2)])
+def test_compressed_integers(tmp_path: Path, bits: int, groups: int) -> None:
+    rng = np.random.default_rng(bits)
+    codes = rng.integers(-(1 << bits - 1), 1 << bits - 1, (ROWS, COLUMNS))
+    scales = (rng.integers(1, 128, (ROWS, groups)) / 2**12).astype(np.float32)  # bf16 and f16 numbers
+    config = of_weights(num_bits=bits, group_size=COLUMNS // groups)
+    path = quantized_folder(tmp_path / "f", {LAYER: packed_rows(codes, scales, bits)}, config)
+    with open_model(path) as folder:
+        load_model_spec(folder)
+        assert folder.tensors["blk.0.ffn_gate.weight"].format == ("Q4_0" if bits == 4 else "Q8_0")
+        assert (values(folder, "blk.0.ffn_gate.weight") == codes * np.repeat(scales, COLUMNS // groups, axis=1)).all()
+        row = folder.tensors["blk.0.ffn_gate.weight"].row_bytes
+        whole = folder.read("blk.0.ffn_gate.weight")
+        assert (folder.read_rows("blk.0.ffn_gate.weight", 5, 30) == whole[5 * row : 30 * row]).all()
+
+
 @pytest.mark.parametrize("pack", [gptq, awq])
 def test_any_rows_and_permuted_ones(tmp_path: Path, pack: Callable[..., dict[str, Stored]]) -> None:
     layers = {LAYER: random_layer(), Q_PROJ: random_layer(64, 64)}
@@ -212,6 +249,9 @@ def packed(**changes: Any) -> dict[str, Stored | None]:
     return {**gptq(*random_layer()), **changes}
 
 
+ROWS_4 = packed_rows(np.zeros((ROWS, COLUMNS), np.int64), np.ones((ROWS, 2), np.float32))
+
+
 @pytest.mark.parametrize(
     ("config", "parts", "message"),
     [
@@ -242,7 +282,17 @@ def packed(**changes: Any) -> dict[str, Stored | None]:
         (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": stored("F32", POWERS[:2])}, "fits neither rows nor blocks"),
         (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": ints(POWERS * 0)}, "its scale is I32"),
         (FP8 | {"weight_block_size": [0, 1]}, {"weight": e4m3(finite_codes())}, "'weight_block_size' .* must be two sizes"),
-        (COMPRESSED | {"format": "pack-quantized"}, packed(), "of compressed-tensors is not read"),
+        (COMPRESSED | {"format": "nvfp4-pack-quantized"}, packed(), "of compressed-tensors is not read"),
+        (W4A16 | {"config_groups": {}}, ROWS_4, "'config_groups' .* must be one group"),
+        (W4A16 | {"config_groups": {"a": {}, "b": {}}}, ROWS_4, "'config_groups' .* must be one group"),
+        (of_weights(num_bits=2), ROWS_4, r"'num_bits' \(2\) is not read"),
+        (of_weights(symmetric=False), ROWS_4, r"'symmetric' \(False\) is not implemented"),
+        (of_weights(actorder="group"), ROWS_4, r"'actorder' \('group'\) is not implemented"),
+        (W4A16, ROWS_4 | {"weight_scale": None}, "weight_scale or weight_shape is missing beside"),
+        (W4A16, ROWS_4 | {"weight_shape": ints(np.ones(2))}, r"its shape is I32 \[2\]"),
+        (W4A16, ROWS_4 | {"weight_shape": ("I64", (2,), bytes(16))}, "does not hold 0 x 0 codes"),
+        (W4A16, ROWS_4 | {"weight_scale": stored("F32", np.ones((96, 3)))}, r"its scale is F32 \[96, 3\]"),
+        (W4A16, ROWS_4 | {"weight_scale": stored("F32", np.full((96, 2), 0.1))}, "its scales are no float16 numbers"),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path: Path, config: dict[str, Any], parts: dict[str, Any], message: str) -> None:
