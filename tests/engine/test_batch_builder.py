@@ -7,7 +7,7 @@ from fakes import GROUPS, FakeEngine, first_visible, guesses, make_request
 from hotloop.engine.batch_builder import BatchBuilder
 from hotloop.ops.batch import ForwardBatch
 from hotloop.request import RequestId
-from hotloop.scheduler.output import SchedulerOutput
+from hotloop.scheduler.output import ScheduledRequest, SchedulerOutput
 from tiny_models import random_tokens
 
 
@@ -34,6 +34,23 @@ class CheckedEngine(FakeEngine):
                 seen = slice(first_visible(s.start, group.window) // size, -(-(s.start + s.num_tokens) // size))
                 np.testing.assert_array_equal(batch.block_tables[g][row, seen], plain.block_tables[g][row, seen])
         return batch
+
+
+def test_blocks_of_rejected_drafts_are_not_kept_for_another_time() -> None:
+    """A request in row 1, then in row 0, then in row 1 again, with other blocks where its drafts had been."""
+    builder = BatchBuilder([2], max_requests=4, max_tokens=32, max_model_len=100)
+    a, b = make_request("a", [1]), make_request("b", [1, 2])
+    tables = {"a": [[9, 10, 11, 12]], "b": [[1, 2, 3, 4, 5, 6]]}
+    a.output_token_ids, b.output_token_ids = [5] * 9, [5] * 9
+    b.draft_token_ids = [7] * 6
+    others = [ScheduledRequest(a, 2, 1, True)]
+    builder.build([*others, ScheduledRequest(b, 4, 7, True, num_draft_tokens=6)], tables.__getitem__)
+    b.draft_token_ids = []
+    tables["b"] = [[1, 2, 3]]
+    builder.build([ScheduledRequest(b, 5, 1, True)], tables.__getitem__)
+    tables["b"] = [[1, 2, 3, 20, 21]]
+    batch = builder.build([*others, ScheduledRequest(b, 9, 1, True)], tables.__getitem__)
+    assert batch.block_tables[0][1, :5].tolist() == [1, 2, 3, 20, 21]
 
 
 @pytest.mark.parametrize(("caching", "guessing"), [(True, False), (False, False), (True, True), (False, True)])

@@ -226,6 +226,20 @@ def test_drafts_of_requests_that_are_preempted_or_skipped_are_forgotten(model: P
     assert_idle(llm)
 
 
+def test_a_stop_token_among_right_drafts_ends_it(model: Path, undrafted: LLM) -> None:
+    """Also with min_tokens, before which it is not drawn, so that the draft is wrong."""
+    prompt = random_tokens(1, 9)
+    ids = undrafted.generate([prompt], PLAIN)[0].outputs[0].token_ids
+    llm, _ = drafting(model, lambda request: ids[len(request.output_token_ids) :])
+    for at in range(1, 18):
+        for least in (0, at + 1, 20):
+            params = replace(PLAIN, stop_token_ids=[ids[at]], min_tokens=least)
+            output = llm.generate([prompt], params)[0].outputs
+            assert output == undrafted.generate([prompt], params)[0].outputs
+            assert least or len(output[0].token_ids) <= at + 1
+    assert Exercised(llm._core).accepted_tokens > 100
+
+
 def test_a_request_alone_in_a_pool_of_its_size(model: Path, undrafted: LLM) -> None:
     """Blocks of rejected drafts are given back: it can always go on."""
     params = replace(PLAIN, max_tokens=100)

@@ -440,6 +440,10 @@ class Scheduler:
             assert request.num_computed_tokens < request.num_tokens
             assert not request.draft_token_ids
             assert entry.state == "running" or request.num_computed_tokens == 0
+        for entry in self._running:
+            num_computed, tables = entry.request.num_computed_tokens, self.kv_cache.block_tables(entry.request.request_id)
+            for size, table in zip(self.kv_cache.layout.block_sizes, tables, strict=True):
+                assert len(table) == -(-num_computed // size), "a block without a computed token"
         if not self._entries:
             assert self.kv_cache.num_free_blocks == self.kv_cache.num_blocks
             assert not len(self._deadlines)
