@@ -186,3 +186,23 @@ def test_the_maps_do_not_grow_with_the_number_of_requests() -> None:  # known fa
     manager.check_invariants()
     assert len(manager._cache) <= 30
     assert manager.num_requests == 0
+
+
+@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+def test_blocks_behind_the_computed_tokens_are_given_back(groups: tuple[KVGroup, ...]) -> None:
+    """They were for drafts: afterwards the tables are those of a request that never had any."""
+    plain, drafted = make_manager(groups, 200), make_manager(groups, 200)
+    num_computed = 0
+    for step, num_accepted in enumerate([0, 3, 16, 0, 1, 7, 2, 15, 0, 4]):
+        for _ in range(1 + num_accepted):
+            num_computed += 1
+            assert plain.allocate("x", num_computed)
+            plain.computed("x", tokens_of, num_computed)
+        assert drafted.allocate("x", num_computed - num_accepted + 16)
+        drafted.computed("x", tokens_of, num_computed)
+        drafted.trim("x")
+        drafted.check_invariants()
+        assert drafted.num_free_blocks == plain.num_free_blocks, step
+        assert [len(table) for table in drafted.block_tables("x")] == [len(table) for table in plain.block_tables("x")]
+    drafted.free("x")
+    assert drafted.num_free_blocks == 200
