@@ -44,9 +44,9 @@ class _PackedMatrix(TensorSource):
     """Rows (outputs) of a layer. bits: of a code. num_columns, num_rows: of the matrix [outputs, inputs]."""
 
     def __init__(self, layer: PackedLayer, bits: int, group_size: int, num_rows: int, num_columns: int) -> None:
-        group_size = num_columns if group_size == -1 else group_size
+        group_size = num_columns if group_size == -1 else min(group_size, num_columns)
         self._layer, self._bits, self._group_size = layer, bits, group_size
-        num_groups = -(-num_columns // max(group_size, 1))
+        num_groups = -(-num_columns // group_size)
         self._check(num_rows, num_columns, num_groups)
         self._scales = exact_scales(layer.scales, (num_groups, num_rows), layer.error)
         self._zeros = self._read_zeros(num_groups, num_rows)  # int16 [groups, rows]
@@ -64,14 +64,15 @@ class _PackedMatrix(TensorSource):
         return order_of(self._layer.codes)
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
-        zeros = np.repeat(self._zeros[:, start:stop].T, self._group_size, axis=1)[:, : self.shape[1]]
-        codes = (self._read_codes(start, stop) - zeros).astype(np.int8)
+        codes = self._read_codes(start, stop).reshape(stop - start, -1, self._group_size)
+        # The difference fits int8, so what wraps on the way there wraps back.
+        signed = codes.view(np.int8) - self._zeros[:, start:stop].T.astype(np.int8)[..., None]
         scales = np.repeat(self._scales[:, start:stop].T, self._group_size // GROUP_SIZE, axis=1)
-        return pack_codes(self.format, codes, scales[:, : self.shape[1] // GROUP_SIZE])
+        return pack_codes(self.format, signed.reshape(stop - start, -1), scales)
 
     @abstractmethod
-    def _read_codes(self, start: int, stop: int) -> NDArray[np.int16]:
-        """Codes of rows [start, stop): int16 [rows, columns], unsigned."""
+    def _read_codes(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Codes of rows [start, stop): uint8 [rows, columns]."""
 
     @abstractmethod
     def _read_zeros(self, num_groups: int, num_rows: int) -> NDArray[np.int16]:
@@ -88,7 +89,7 @@ class _PackedMatrix(TensorSource):
             raise layer.error(
                 f"its zeros are {layer.zeros.dtype} {list(layer.zeros.shape)}, not I32 of {[num_groups, num_rows * bits // 32]}"
             )
-        if self._group_size % GROUP_SIZE or num_columns % GROUP_SIZE:
+        if self._group_size % GROUP_SIZE or num_columns % self._group_size:
             raise layer.error(
                 f"groups of {self._group_size} in rows of {num_columns} are not whole groups of {GROUP_SIZE}, as our formats "
                 f"have them"
@@ -116,13 +117,13 @@ class GPTQMatrix(_PackedMatrix):
         packed, num_rows = layer.codes.shape
         super().__init__(layer, bits, group_size, num_rows, packed * 32 // bits)
 
-    def _read_codes(self, start: int, stop: int) -> NDArray[np.int16]:
+    def _read_codes(self, start: int, stop: int) -> NDArray[np.uint8]:
         words = read_columns(self._layer.codes, start, stop).view("<u4")[..., 0]
         return unpack(words.T, self._bits)
 
     def _read_zeros(self, num_groups: int, num_rows: int) -> NDArray[np.int16]:
         words = self._layer.zeros.read().view("<u4").reshape(num_groups, -1)
-        return unpack(words, self._bits) + np.int16(self._zero_offset)
+        return unpack(words, self._bits).astype(np.int16) + np.int16(self._zero_offset)
 
 
 class AWQMatrix(_PackedMatrix):
@@ -134,17 +135,17 @@ class AWQMatrix(_PackedMatrix):
         num_columns, packed = layer.codes.shape
         super().__init__(layer, 4, group_size, packed * 8, num_columns)
 
-    def _read_codes(self, start: int, stop: int) -> NDArray[np.int16]:
+    def _read_codes(self, start: int, stop: int) -> NDArray[np.uint8]:
         first, last = start // 8, -(-stop // 8)
         words = read_columns(self._layer.codes, first, last).view("<u4")[..., 0]
-        return self._in_order(words).T[start - first * 8 : stop - first * 8]
+        return np.ascontiguousarray(self._in_order(words).T[start - first * 8 : stop - first * 8])
 
     def _read_zeros(self, num_groups: int, num_rows: int) -> NDArray[np.int16]:
-        return self._in_order(self._layer.zeros.read().view("<u4").reshape(num_groups, -1))
+        return self._in_order(self._layer.zeros.read().view("<u4").reshape(num_groups, -1)).astype(np.int16)
 
     @staticmethod
-    def _in_order(words: NDArray[np.uint32]) -> NDArray[np.int16]:
-        """[n, outputs / 8] -> int16 [n, outputs]."""
+    def _in_order(words: NDArray[np.uint32]) -> NDArray[np.uint8]:
+        """[n, outputs / 8] -> uint8 [n, outputs]."""
         nibbles = unpack(words, 4).reshape(len(words), -1, 8)
         ordered = np.empty_like(nibbles)
         ordered[..., _AWQ_ORDER] = nibbles
@@ -168,8 +169,10 @@ def format_of_codes(low: int, high: int) -> str | None:
     return next((name for name, (least, most) in CODE_RANGES.items() if least <= low and high <= most), None)
 
 
-def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.int16]:
-    """uint32 [n, m] -> int16 [n, m 32 / bits], lowest bits first."""
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    codes = np.ascontiguousarray(words)[..., None] >> shifts & np.uint32((1 << bits) - 1)
-    return codes.astype(np.int16).reshape(len(words), -1)
+def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
+    """uint32 [n, m] -> uint8 [n, m 32 / bits], lowest bits first. bits: 2, 4 or 8."""
+    stored = np.ascontiguousarray(words, "<u4").view(np.uint8)
+    codes = np.empty((*stored.shape, 8 // bits), np.uint8)
+    for i in range(8 // bits):
+        codes[..., i] = stored >> np.uint8(bits * i) & np.uint8((1 << bits) - 1)
+    return codes.reshape(len(words), -1)

@@ -26,7 +26,7 @@ class PackedRows(TensorSource):
             raise self._error(f"its shape is {shape.dtype} {list(shape.shape)}, not two of I64")
         rows, columns = (int(size) for size in shape.read().view("<i8"))
         if rows < 1 or columns < 1 or codes.dtype != "I32" or codes.shape != (rows, columns * bits // 32):
-            raise self._error(f"is {codes.dtype} {list(codes.shape)}, which does not hold {rows} x {columns} codes of {bits} bit")
+            raise self._error(f"is {codes.dtype} {list(codes.shape)}, which does not hold {rows} x {columns} {bits}-bit codes")
         groups = scale.shape[1] if len(scale.shape) == 2 else 0
         if scale.dtype not in FORMATS or groups < 1 or scale.shape[0] != rows or columns % (groups * GROUP_SIZE):
             raise self._error(
@@ -45,7 +45,7 @@ class PackedRows(TensorSource):
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
         words = self._codes.read_rows(start, stop).view("<u4").reshape(stop - start, -1)
-        codes = (unpack(words, self._bits) - np.int16(1 << self._bits - 1)).astype(np.int8)
+        codes = (unpack(words, self._bits) - np.uint8(1 << self._bits - 1)).view(np.int8)
         return pack_codes(self.format, codes, np.repeat(self._scales[start:stop], self._repeats, axis=1))
 
     def _error(self, problem: str) -> ModelFileError:

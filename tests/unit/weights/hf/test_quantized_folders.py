@@ -290,7 +290,7 @@ ROWS_4 = packed_rows(np.zeros((ROWS, COLUMNS), np.int64), np.ones((ROWS, 2), np.
         (of_weights(actorder="group"), ROWS_4, r"'actorder' \('group'\) is not implemented"),
         (W4A16, ROWS_4 | {"weight_scale": None}, "weight_scale or weight_shape is missing beside"),
         (W4A16, ROWS_4 | {"weight_shape": ints(np.ones(2))}, r"its shape is I32 \[2\]"),
-        (W4A16, ROWS_4 | {"weight_shape": ("I64", (2,), bytes(16))}, "does not hold 0 x 0 codes"),
+        (W4A16, ROWS_4 | {"weight_shape": ("I64", (2,), bytes(16))}, "does not hold 0 x 0 4-bit codes"),
         (W4A16, ROWS_4 | {"weight_scale": stored("F32", np.ones((96, 3)))}, r"its scale is F32 \[96, 3\]"),
         (W4A16, ROWS_4 | {"weight_scale": stored("F32", np.full((96, 2), 0.1))}, "its scales are no float16 numbers"),
     ],
