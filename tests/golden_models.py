@@ -107,6 +107,7 @@ _HF_GRANITE = {
 }
 _LONG = (1.0, 1.25, 1.5, 2.5, 4.0, 7.5)
 _SHORT = (1.0, 1.0, 1.125, 1.25, 1.375, 1.5)
+_NO_BIASES = {"qkv_bias": False, "output_bias": False, "feed_forward_bias": False}
 
 CASES = (
     GoldenCase("llama-mha", "llama", "LlamaForCausalLM", {"num_kv_heads": 4}),
@@ -255,6 +256,28 @@ CASES = (
             "original_max_position_embeddings": 64,
         },
         hf_config={"original_max_position_embeddings": 64, "sliding_window": 8},
+    ),
+    GoldenCase("gpt2", "gpt2", "GPT2LMHeadModel"),
+    GoldenCase("gpt2-tied", "gpt2", "GPT2LMHeadModel", {"tied": True, "num_layers": 3, "intermediate_size": 160}),
+    GoldenCase("starcoder2", "starcoder2", "Starcoder2ForCausalLM"),
+    GoldenCase(
+        "starcoder2-window-mha-tied",
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        {"window": 8, "num_kv_heads": 4, "tied": True},
+        hf_config={"sliding_window": 8},
+    ),
+    GoldenCase("starcoder2-no-bias", "starcoder2", "Starcoder2ForCausalLM", _NO_BIASES, hf_config={"use_bias": False}),
+    GoldenCase("olmo2", "olmo2", "Olmo2ForCausalLM"),
+    GoldenCase("olmo2-mha-tied", "olmo2", "Olmo2ForCausalLM", {"num_kv_heads": 4, "tied": True, "num_layers": 3}),
+    GoldenCase("olmo3", "olmo2", "Olmo3ForCausalLM", {"window": 8, "num_layers": 5}, _YARN, _HF_YARN),
+    GoldenCase("glm4", "glm4", "Glm4ForCausalLM"),
+    GoldenCase(
+        "glm4-mha-no-bias-tied",
+        "glm4",
+        "Glm4ForCausalLM",
+        {"num_kv_heads": 4, "qkv_bias": False, "tied": True, "head_dim": 16, "rotary_dim": 8},
+        hf_config={"attention_bias": False},
     ),
 )
 

@@ -21,7 +21,9 @@ from hotloop.quant.formats import DEQUANTIZABLE_FORMATS, WEIGHT_FORMATS, quantiz
 from hotloop.weights.gguf_writer import WritableTensor, WritableValue, write_gguf
 from tiny_tokenizer import tokenizer_metadata
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "phi3", "smollm3")
+ARCHITECTURES = (
+    "llama", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "phi3", "smollm3", "gpt2", "starcoder2", "olmo2", "glm4",
+)  # fmt: skip
 FORMATS = DEQUANTIZABLE_FORMATS
 
 Floats = NDArray[np.float32]
@@ -29,10 +31,10 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TinyConfig:
-    """Shape of a tiny model. window: of gemma's sliding layers (all layers of a llama or phi3 model if set).
+    """Shape of a tiny model. window: of gemma's and olmo2's sliding layers (all layers of others, if set).
 
-    freq_factors, long_factors, short_factors: the tensors rope_freqs.weight, rope_factors_long.weight and
-    rope_factors_short.weight, [rotated elements / 2].
+    rotary_dim: rotated elements of a head, None for all. freq_factors, long_factors, short_factors: the tensors
+    rope_freqs.weight, rope_factors_long.weight and rope_factors_short.weight, [rotated elements / 2].
     """
 
     architecture: str = "llama"
@@ -49,6 +51,8 @@ class TinyConfig:
     tied: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
+    feed_forward_bias: bool = False
+    rotary_dim: int | None = None
     freq_factors: tuple[float, ...] | None = None
     long_factors: tuple[float, ...] | None = None
     short_factors: tuple[float, ...] | None = None
@@ -63,6 +67,10 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "granite": {},
     "phi3": {"num_kv_heads": 4},
     "smollm3": {"num_layers": 4},
+    "gpt2": {"num_kv_heads": 4, "qkv_bias": True, "output_bias": True, "feed_forward_bias": True},
+    "starcoder2": {"qkv_bias": True, "output_bias": True, "feed_forward_bias": True},
+    "olmo2": {},
+    "glm4": {"head_dim": 32, "rotary_dim": 16, "qkv_bias": True},
 }
 # Keys beyond the sizes. Caps and multipliers are such that each shows in the logits.
 _METADATA: Mapping[str, Mapping[str, WritableValue]] = {
@@ -71,6 +79,18 @@ _METADATA: Mapping[str, Mapping[str, WritableValue]] = {
 }
 _GEMMA = ("gemma2", "gemma3")
 _PERMUTED = ("llama", "granite", "smollm3")
+_PRE_NORMS = ("attn_norm", "ffn_norm")
+_SANDWICH = ("attn_norm", "ffn_norm", "post_attention_norm", "post_ffw_norm")
+_NORMS: Mapping[str, Sequence[str]] = {
+    "gemma2": _SANDWICH,
+    "gemma3": _SANDWICH,
+    "glm4": _SANDWICH,
+    "olmo2": ("post_attention_norm", "post_ffw_norm"),
+}
+_LAYER_NORM = ("gpt2", "starcoder2")
+_FUSED_QKV = ("gpt2", "phi3")
+_FUSED_GATE_UP = ("glm4", "phi3")
+_NO_GATE = ("gpt2", "starcoder2", *_FUSED_GATE_UP)
 # For K-quants and IQ4_XS, which come in superblocks of 256 columns.
 _SUPERBLOCK_SIZES = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512}
 
@@ -130,9 +150,12 @@ def model_metadata(config: TinyConfig) -> dict[str, WritableValue]:
         f"{a}.attention.head_count_kv": config.num_kv_heads,
         f"{a}.attention.key_length": config.head_dim,
         f"{a}.attention.value_length": config.head_dim,
-        f"{a}.attention.layer_norm_rms_epsilon": 1e-6,
-        f"{a}.rope.freq_base": config.rope_base,
+        f"{a}.attention.layer_norm_{'' if a in _LAYER_NORM else 'rms_'}epsilon": 1e-6,
     }
+    if a != "gpt2":
+        metadata[f"{a}.rope.freq_base"] = config.rope_base
+    if config.rotary_dim is not None:
+        metadata[f"{a}.rope.dimension_count"] = config.rotary_dim
     if config.window is not None:
         metadata[f"{a}.attention.sliding_window"] = config.window
     metadata |= {f"{a}.{key}": value for key, value in _METADATA.get(a, {}).items()}
@@ -158,17 +181,32 @@ def tensor_shapes(config: TinyConfig) -> dict[str, tuple[int, ...]]:
         block |= {"attn_q.bias": (q_size,), "attn_k.bias": (kv_size,), "attn_v.bias": (kv_size,)}
     if config.output_bias:
         block["attn_output.bias"] = (hidden,)
-    if config.architecture == "phi3":
-        del block["attn_q.weight"], block["attn_k.weight"], block["attn_v.weight"], block["ffn_gate.weight"]
-        block |= {"attn_qkv.weight": (q_size + 2 * kv_size, hidden), "ffn_up.weight": (2 * inner, hidden)}
+    if config.feed_forward_bias:
+        block |= {"ffn_up.bias": (inner,), "ffn_down.bias": (hidden,)}
     if config.architecture in ("qwen3", "gemma3"):
         block |= {"attn_q_norm.weight": (head_dim,), "attn_k_norm.weight": (head_dim,)}
-    if config.architecture in _GEMMA:
-        block |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
+    if config.architecture == "olmo2":
+        block |= {"attn_q_norm.weight": (q_size,), "attn_k_norm.weight": (kv_size,)}
+    if config.architecture in _FUSED_GATE_UP:
+        block["ffn_up.weight"] = (2 * inner, hidden)
+    if config.architecture in _FUSED_QKV:
+        for part in ("weight", "bias"):
+            rows = sum(block.pop(f"attn_{name}.{part}", (0,))[0] for name in "qkv")
+            if rows:
+                block[f"attn_qkv.{part}"] = (rows, hidden) if part == "weight" else (rows,)
+    if config.architecture in _NO_GATE:
+        del block["ffn_gate.weight"]
+    norms = _NORMS.get(config.architecture, _PRE_NORMS)
+    for name in set(_PRE_NORMS) - set(norms):
+        del block[f"{name}.weight"]
+    norm_parts = ("weight", "bias") if config.architecture in _LAYER_NORM else ("weight",)
+    block |= {f"{name}.{part}": (hidden,) for name in norms for part in norm_parts}
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
-    shapes["output_norm.weight"] = (hidden,)
+    shapes |= {f"output_norm.{part}": (hidden,) for part in norm_parts}
+    if config.architecture == "gpt2":
+        shapes["position_embd.weight"] = (config.context_length, hidden)
     if not config.tied:
         shapes["output.weight"] = (config.vocab_size, hidden)
     return shapes | {name: (len(factors),) for name, factors in rope_tensors(config).items()}
@@ -192,7 +230,7 @@ def checkpoint_tensor(config: TinyConfig, seed: int, name: str, shape: tuple[int
     if name.endswith("norm.weight"):
         return ((1 + np.rint(noise * 256) / 1024) * _gain(config, name)).astype(np.float32)
     if name.endswith("bias"):
-        return (noise * 0.5).astype(np.float32)
+        return (noise * (0.125 if "norm" in name else 0.5)).astype(np.float32)
     return (noise * _bound(config, name, shape[1])).astype(np.float32)
 
 
@@ -206,6 +244,10 @@ def _gain(config: TinyConfig, name: str) -> float:
 def _bound(config: TinyConfig, name: str, cols: int) -> float:
     if name == "token_embd.weight" and not config.tied:
         return math.sqrt(3)
+    if name == "position_embd.weight":
+        return 0.5
+    if "ffn_down" in name and config.architecture in _LAYER_NORM:
+        return 2 * math.sqrt(3 / cols)  # GELU alone lets half of the deviation through
     # gemma multiplies its embedding rows by sqrt(hidden_size).
     head = "token_embd.weight" if config.tied and config.architecture not in _GEMMA else "output.weight"
     return (2.5 if name == head else 1) * math.sqrt(3 / cols)

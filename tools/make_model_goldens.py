@@ -41,42 +41,46 @@ NAMES = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-PHI_NAMES = NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-# In gemma the name post_attention_layernorm means what it says.
-GEMMA_NAMES = NAMES | {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
+# In gemma and OLMo the name post_attention_layernorm means what it says.
+GEMMA_NAMES = {"ffn_norm": "pre_feedforward_layernorm", "post_attention_norm": "post_attention_layernorm"}
+NAMES_OF = {
+    "gemma2": GEMMA_NAMES,
+    "gemma3": GEMMA_NAMES,
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "olmo2": {"post_attention_norm": "post_attention_layernorm"},
+    "glm4": {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+    },
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    "gpt2": {
+        "attn_norm": "ln_1",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_norm": "ln_2",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+        "token_embd": "transformer.wte",
+        "position_embd": "transformer.wpe",
+        "output_norm": "transformer.ln_f",
+    },
 }
-NAMES_OF = {"gemma2": GEMMA_NAMES, "gemma3": GEMMA_NAMES, "phi3": PHI_NAMES}
 
 
 def golden_logits(case: GoldenCase) -> NDArray[np.float32]:
     """Every 7th logit of every token, computed in float64 as far as transformers goes along."""
     config = case.config
     model_class = getattr(transformers, case.hf_class)
-    rope: Any = {"rope_type": "default", "rope_theta": config.rope_base, **case.hf_rope}
-    extra: dict[str, Any] = {"max_position_embeddings": config.context_length, **case.hf_config}
-    if case.architecture == "gemma3":
-        local = {"rope_type": "default", "rope_theta": 10000.0}
-        rope = {"full_attention": rope, "sliding_attention": local}
-        extra |= {"sliding_window": config.window, "query_pre_attn_scalar": config.head_dim}
-    model = model_class(
-        model_class.config_class(
-            hidden_size=config.hidden_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            intermediate_size=config.intermediate_size,
-            vocab_size=config.vocab_size,
-            pad_token_id=None,
-            rms_norm_eps=1e-6,
-            rope_parameters=rope,
-            tie_word_embeddings=config.tied,
-            attn_implementation="eager",
-            **extra,
-        )
-    ).to(torch.float64)
+    parameters = _gpt2_parameters(case) if case.architecture == "gpt2" else _parameters(case)
+    hf_config = model_class.config_class(
+        vocab_size=config.vocab_size,
+        tie_word_embeddings=config.tied,
+        pad_token_id=None,
+        attn_implementation="eager",
+        **parameters,
+    )
+    model = model_class(hf_config).to(torch.float64)
     state = {}
     for name, shape in tensor_shapes(config).items():
         if name in rope_tensors(config):
@@ -84,22 +88,63 @@ def golden_logits(case: GoldenCase) -> NDArray[np.float32]:
         values = checkpoint_tensor(config, case.seed, name, shape).astype(np.float64)
         if case.architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values -= 1
+        if case.architecture == "gpt2" and name.startswith("blk.") and len(shape) == 2:
+            values = values.T.copy()  # its linear layers hold [inputs, outputs]
         state[_checkpoint_name(case, name)] = torch.from_numpy(values)
     if config.tied:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+        state["lm_head.weight"] = state[_checkpoint_name(case, "token_embd.weight")]
     model.load_state_dict(state, strict=True)
     with torch.no_grad():
         logits = model.eval()(torch.tensor([case.token_ids])).logits[0]
     return logits[:, ::COLUMN_STEP].to(torch.float32).numpy()
 
 
+def _parameters(case: GoldenCase) -> dict[str, Any]:
+    config = case.config
+    rope: Any = {"rope_type": "default", "rope_theta": config.rope_base, **case.hf_rope}
+    extra: dict[str, Any] = {"max_position_embeddings": config.context_length, **case.hf_config}
+    if case.architecture in ("gemma3", "olmo2") and config.window is not None:
+        local_base = 10000.0 if case.architecture == "gemma3" else config.rope_base
+        rope = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": local_base}}
+        extra["sliding_window"] = config.window
+    if case.architecture == "gemma3":
+        extra["query_pre_attn_scalar"] = config.head_dim
+    if config.rotary_dim is not None:
+        rope["partial_rotary_factor"] = config.rotary_dim / config.head_dim
+    return {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "norm_epsilon" if case.architecture == "starcoder2" else "rms_norm_eps": 1e-6,
+        "rope_parameters": rope,
+        **extra,
+    }
+
+
+def _gpt2_parameters(case: GoldenCase) -> dict[str, Any]:
+    config = case.config
+    return {
+        "n_embd": config.hidden_size,
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "n_inner": config.intermediate_size,
+        "n_positions": config.context_length,
+        "layer_norm_epsilon": 1e-6,
+        **case.hf_config,
+    }
+
+
 def _checkpoint_name(case: GoldenCase, name: str) -> str:
-    names = NAMES_OF.get(case.architecture, NAMES)
+    names = NAMES | NAMES_OF.get(case.architecture, {})
     stem, _, suffix = name.rpartition(".")
     if not stem.startswith("blk."):
         return f"{names[stem]}.{suffix}"
     _, layer, part = stem.split(".")
-    return f"model.layers.{layer}.{names[part]}.{suffix}"
+    layers = "transformer.h" if case.architecture == "gpt2" else "model.layers"
+    return f"{layers}.{layer}.{names[part]}.{suffix}"
 
 
 def golden_ropes() -> dict[str, NDArray[np.float64]]:

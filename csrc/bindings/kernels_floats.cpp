@@ -63,6 +63,14 @@ void bind_rows(nb::module_& m) {
     kernels.rms_norm(x.data(), gain.data(), residual ? residual->data() : nullptr, length(x), eps, out.data());
     return out;
   }, "isa"_a, "x"_a, "gain"_a, "residual"_a.none(), "eps"_a);
+  m.def("layer_norm", [](const std::string& isa, const Floats& x, const Floats& gain, const Floats& bias, float eps) {
+    const KernelTable& kernels = select_kernels(isa);
+    check(gain.size() == x.size() && bias.size() == x.size(), "layer_norm: sizes differ");
+    auto out = make_result<float>({x.size()});
+    const FloatEnvironment environment;
+    kernels.layer_norm(x.data(), gain.data(), bias.data(), length(x), eps, out.data());
+    return out;
+  }, "isa"_a, "x"_a, "gain"_a, "bias"_a, "eps"_a);
   m.def("rope", [](const std::string& isa, const Floats& head, const Floats& cos, const Floats& sin, RopeStyle style) {
     const KernelTable& kernels = select_kernels(isa);
     check(cos.size() == sin.size() && 2 * cos.size() <= head.size(), "rope: sizes differ");
@@ -91,7 +99,7 @@ void bind_rows(nb::module_& m) {
     kernels.quantize_kv(x.data(), length(x), group_size, codes.data(), scales.data());
     return std::make_pair(codes, scales);
   }, "isa"_a, "x"_a, "group_size"_a, "int8 codes and bf16 scales, as the KV cache stores them.");
-  m.def("gated", [](const std::string& isa, const Floats& gate, const Floats& up, GatedActivation activation) {
+  m.def("gated", [](const std::string& isa, const Floats& gate, const Floats& up, ActivationFunction activation) {
     const KernelTable& kernels = select_kernels(isa);
     check(gate.size() == up.size(), "gated: sizes differ");
     auto out = make_result<float>({gate.size()});
@@ -99,6 +107,14 @@ void bind_rows(nb::module_& m) {
     kernels.gated(gate.data(), up.data(), length(gate), activation, out.data());
     return out;
   }, "isa"_a, "gate"_a, "up"_a, "activation"_a);
+  m.def("activate", [](const std::string& isa, const Floats& x, const std::optional<Floats>& bias, ActivationFunction activation) {
+    const KernelTable& kernels = select_kernels(isa);
+    check(!bias || bias->size() == x.size(), "activate: sizes differ");
+    auto out = make_result<float>({x.size()});
+    const FloatEnvironment environment;
+    kernels.activate(x.data(), bias ? bias->data() : nullptr, length(x), activation, out.data());
+    return out;
+  }, "isa"_a, "x"_a, "bias"_a.none(), "activation"_a);
   m.def("add", [](const std::string& isa, const Floats& a, const Floats& b) {
     const KernelTable& kernels = select_kernels(isa);
     check(a.size() == b.size(), "add: sizes differ");

@@ -119,10 +119,10 @@ void bind_program(nb::module_& m) {
         for (const auto& op : p.ops()) names.emplace_back(op->name());
         return names;
       })
-      .def("embed", [](Program& p, MatrixPtr table, float scale, Buffer out) {
-        EmbedOp op; op.table = std::move(table); op.scale = scale; op.out = out;
+      .def("embed", [](Program& p, MatrixPtr table, float scale, std::optional<MatrixPtr> positions, Buffer out) {
+        EmbedOp op; op.table = std::move(table); op.scale = scale; op.positions = positions.value_or(nullptr); op.out = out;
         add(p, std::move(op));
-      }, "table"_a, "scale"_a, "out"_a)
+      }, "table"_a, "scale"_a, "positions"_a.none(), "out"_a)
       .def("plan_rope", [](Program& p, const Doubles& inv_freq, double attention_factor, Buffer out) {
         PlanRopeOp op; op.inv_freq.assign(inv_freq.data(), inv_freq.data() + inv_freq.size());
         op.attention_factor = attention_factor; op.out = out;
@@ -139,6 +139,10 @@ void bind_program(nb::module_& m) {
         NormOp op; op.x = x; op.gain = std::move(gain); op.eps = eps; op.residual = residual; op.out = out;
         add(p, std::move(op));
       }, "x"_a, "gain"_a, "eps"_a, "residual"_a, "out"_a)
+      .def("layer_norm", [](Program& p, Buffer x, VectorPtr gain, VectorPtr bias, float eps, Output out) {
+        LayerNormOp op; op.x = x; op.gain = std::move(gain); op.bias = std::move(bias); op.eps = eps; op.out = out;
+        add(p, std::move(op));
+      }, "x"_a, "gain"_a, "bias"_a, "eps"_a, "out"_a)
       .def("linear", [](Program& p, Input x, MatrixPtr weight, std::optional<VectorPtr> bias, float scale, Buffer residual, Buffer out) {
         LinearOp op; op.x = x; op.weight = std::move(weight); op.bias = bias.value_or(nullptr); op.scale = scale;
         op.residual = residual; op.out = out;
@@ -146,25 +150,37 @@ void bind_program(nb::module_& m) {
       }, "x"_a, "weight"_a, "bias"_a.none(), "scale"_a, "residual"_a, "out"_a)
       .def("qkv", [](Program& p, Input x, MatrixPtr q, MatrixPtr k, MatrixPtr v,
                      const std::vector<std::optional<VectorPtr>>& vectors, float norm_eps, Buffer rope, int64_t rot_dim,
-                     RopeStyle style, const KvLayer& kv, Buffer out) {
+                     RopeStyle style, const KvLayer& kv, Buffer out, Buffer k_out) {
         check(vectors.size() == 5, "qkv takes five optional vectors");
         QkvOp op; op.x = x; op.q = std::move(q); op.k = std::move(k); op.v = std::move(v);
         op.q_bias = vectors[0].value_or(nullptr); op.k_bias = vectors[1].value_or(nullptr);
         op.v_bias = vectors[2].value_or(nullptr); op.q_norm = vectors[3].value_or(nullptr);
         op.k_norm = vectors[4].value_or(nullptr);
         op.norm_eps = norm_eps; op.rope = rope; op.rot_dim = rot_dim; op.style = style; op.kv = kv; op.out = out;
+        op.k_out = k_out;
         add(p, std::move(op));
-      }, "x"_a, "q"_a, "k"_a, "v"_a, "vectors"_a, "norm_eps"_a, "rope"_a, "rot_dim"_a, "style"_a, "kv"_a, "out"_a)
+      }, "x"_a, "q"_a, "k"_a, "v"_a, "vectors"_a, "norm_eps"_a, "rope"_a, "rot_dim"_a, "style"_a, "kv"_a, "out"_a, "k_out"_a)
+      .def("qk_norm", [](Program& p, Buffer q, Buffer k, VectorPtr q_norm, VectorPtr k_norm, float norm_eps, Buffer rope,
+                         int64_t rot_dim, RopeStyle style, const KvLayer& kv) {
+        check(q_norm->size() == q.width && k_norm->size() == k.width, "qk_norm takes a gain for each element of a row");
+        QkNormOp op; op.q = q; op.k = k; op.q_norm = std::move(q_norm); op.k_norm = std::move(k_norm); op.norm_eps = norm_eps;
+        op.rope = rope; op.rot_dim = rot_dim; op.style = style; op.kv = kv;
+        add(p, std::move(op));
+      }, "q"_a, "k"_a, "q_norm"_a, "k_norm"_a, "norm_eps"_a, "rope"_a, "rot_dim"_a, "style"_a, "kv"_a)
       .def("attention", [](Program& p, Buffer q, const KvLayer& kv, std::shared_ptr<AttentionWork> work, int32_t num_heads, float scale,
                            float softcap, Output out) {
         AttentionOp op; op.q = q; op.kv = kv; op.work = std::move(work); op.num_heads = num_heads; op.scale = scale;
         op.softcap = softcap; op.out = out;
         add(p, std::move(op));
       }, "q"_a, "kv"_a, "work"_a, "num_heads"_a, "scale"_a, "softcap"_a, "out"_a)
-      .def("gate_up", [](Program& p, Input x, MatrixPtr gate, MatrixPtr up, GatedActivation activation, Output out) {
+      .def("gate_up", [](Program& p, Input x, MatrixPtr gate, MatrixPtr up, ActivationFunction activation, Output out) {
         GateUpOp op; op.x = x; op.gate = std::move(gate); op.up = std::move(up); op.activation = activation; op.out = out;
         add(p, std::move(op));
       }, "x"_a, "gate"_a, "up"_a, "activation"_a, "out"_a)
+      .def("up", [](Program& p, Input x, MatrixPtr up, std::optional<VectorPtr> bias, ActivationFunction activation, Output out) {
+        UpOp op; op.x = x; op.up = std::move(up); op.bias = bias.value_or(nullptr); op.activation = activation; op.out = out;
+        add(p, std::move(op));
+      }, "x"_a, "up"_a, "bias"_a.none(), "activation"_a, "out"_a)
       .def("quantize", [](Program& p, Buffer x, QuantizedBuffer out) {
         QuantizeOp op; op.x = x; op.out = out;
         add(p, std::move(op));

@@ -74,8 +74,8 @@ void bind_runtime(nb::module_& m) {
   nb::enum_<KvDtype>(m, "KvDtype")
       .value("F32", KvDtype::F32).value("F16", KvDtype::F16)
       .value("BF16", KvDtype::BF16).value("INT8", KvDtype::INT8);
-  nb::enum_<GatedActivation>(m, "GatedActivation")
-      .value("silu", GatedActivation::SiLU).value("gelu_tanh", GatedActivation::GeluTanh);
+  nb::enum_<ActivationFunction>(m, "ActivationFunction")
+      .value("silu", ActivationFunction::SiLU).value("gelu_tanh", ActivationFunction::GeluTanh);
   nb::enum_<RopeStyle>(m, "RopeStyle")
       .value("interleaved", RopeStyle::Interleaved).value("half_split", RopeStyle::HalfSplit);
 

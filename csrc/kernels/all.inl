@@ -13,7 +13,7 @@ namespace hotloop::HOTLOOP_TARGET {
 namespace {
 constexpr KernelTable kTableValue = {
     HOTLOOP_TARGET_NAME, quantize_row, linear, dequantize_row,
-    rms_norm, rope, store_kv, quantize_kv, gated, add, scale, softcap,
+    rms_norm, layer_norm, rope, store_kv, quantize_kv, gated, activate, add, scale, softcap,
     attention, attention_spans, merge_spans, exp_array, log_array, gumbel, log_sum_exp,
     block_max, fixed_point_probs, variance, total_mass, mass_histogram, select_scaled, gumbel_of_ids, draw_row,
     peak_int8, peak_f32,

@@ -26,11 +26,12 @@ constexpr int kValueGroup = 64;  // elements of an int8 V that share a scale
 enum class WeightFormat : int32_t { HOTLOOP_FLOAT_FORMATS(HOTLOOP_ENUMERATOR) HOTLOOP_INTEGER_FORMATS(HOTLOOP_ENUMERATOR) };
 #undef HOTLOOP_ENUMERATOR
 enum class KvDtype : int32_t { F32, F16, BF16, INT8 };
-enum class GatedActivation : int32_t { SiLU, GeluTanh };
+enum class ActivationFunction : int32_t { SiLU, GeluTanh };
 enum class RopeStyle : int32_t { Interleaved, HalfSplit };  // adjacent pairs (llama GGUF) | x[i], x[i + rot/2] (neox)
 
 // A weight matrix [rows, cols] in its repacked layout: ceil(rows / 8) row blocks, each row_block_bytes(format, cols)
-// long; rows past the end are zero. cols is a multiple of 32 and of the superblock_size; data is 64-byte aligned.
+// long; rows past the end are zero, or those that follow in a matrix this one is a part of. cols is a multiple of 32 and
+// of the superblock_size; data is aligned as row blocks are.
 struct Matrix {
   WeightFormat format;
   int64_t rows;
@@ -102,6 +103,8 @@ struct KernelTable {
   // ---- float rows (kernels/rows*) -------------------------------------------------------------------------------
   // out = x / sqrt(mean(x^2) + eps) * gain (+ residual if not null); x, out, residual: [n]; out may alias x or residual.
   void (*rms_norm)(const float* x, const float* gain, const float* residual, int64_t n, float eps, float* out);
+  // out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * gain + bias; all: [n]; out may alias x.
+  void (*layer_norm)(const float* x, const float* gain, const float* bias, int64_t n, float eps, float* out);
   // Rotate one head in place: cos, sin [rot_dim / 2] of the token's position; elements past rot_dim stay.
   void (*rope)(float* head, const float* cos, const float* sin, int64_t rot_dim, RopeStyle style);
   // f32 [n] -> f32, f16 or bf16, round to nearest even.
@@ -110,7 +113,9 @@ struct KernelTable {
   // scale is bf16(max |x| / 127), a code x / scale rounded; quant/kv.py has the definition.
   void (*quantize_kv)(const float* src, int64_t n, int64_t group_size, int8_t* codes, uint16_t* scales);
   // out = act(gate) * up, [n]; may alias.
-  void (*gated)(const float* gate, const float* up, int64_t n, GatedActivation act, float* out);
+  void (*gated)(const float* gate, const float* up, int64_t n, ActivationFunction act, float* out);
+  // out = act(x + bias), [n]; bias null: none; out may alias x.
+  void (*activate)(const float* x, const float* bias, int64_t n, ActivationFunction act, float* out);
   void (*add)(const float* a, const float* b, int64_t n, float* out);       // out = a + b, may alias
   void (*scale)(float* x, int64_t n, float factor);                         // in place
   void (*softcap)(float* x, int64_t n, float cap);                          // x = cap * tanh(x / cap), in place

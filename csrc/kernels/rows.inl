@@ -21,6 +21,25 @@ void rms_norm(const float* x, const float* gain, const float* residual, int64_t 
   });
 }
 
+// Lane k mod 16 adds x over ascending k, then fma chains of (x - mean)^2; the tree after each.
+// inv = 1 / sqrt(sum / n + eps). out = ((x - mean) * inv) * gain + bias.
+void layer_norm(const float* x, const float* gain, const float* bias, int64_t n, float eps, float* out) {
+  F32x16 sum = broadcast(0.0f), squares = broadcast(0.0f);
+  map_rows(n, [&](int64_t i, int64_t m) { sum = sum + load_up_to(x + i, m, 0.0f); });
+  const float mean_of_row = horizontal_sum(sum) / static_cast<float>(n);
+  const F32x16 mean = broadcast(mean_of_row);
+  map_rows(n, [&](int64_t i, int64_t m) {
+    const F32x16 d = load_up_to(x + i, m, mean_of_row) - mean;
+    squares = fma(d, d, squares);
+  });
+  const float variance = horizontal_sum(squares) / static_cast<float>(n);
+  const F32x16 inverse = broadcast(1.0f / scalar_sqrt(variance + eps));
+  map_rows(n, [&](int64_t i, int64_t m) {
+    const F32x16 y = ((load_up_to(x + i, m, 0.0f) - mean) * inverse) * load_up_to(gain + i, m, 0.0f);
+    store_up_to(out + i, m, y + load_up_to(bias + i, m, 0.0f));
+  });
+}
+
 // (a, b) -> (a cos - b sin, b cos + a sin), each product rounded.
 HOTLOOP_INLINE void rotate(const F32x16& a, const F32x16& b, const F32x16& c, const F32x16& s, F32x16& x, F32x16& y) {
   x = a * c - b * s;
@@ -145,11 +164,21 @@ HOTLOOP_INLINE F32x16 gelu_tanh(const F32x16& x) {
   return x * sigmoid(cubic * broadcast(1.5957691216057308f));  // 2 sqrt(2/pi)
 }
 
-void gated(const float* gate, const float* up, int64_t n, GatedActivation activation, float* out) {
+HOTLOOP_INLINE F32x16 apply(ActivationFunction function, const F32x16& x) {
+  return function == ActivationFunction::SiLU ? silu(x) : gelu_tanh(x);
+}
+
+void gated(const float* gate, const float* up, int64_t n, ActivationFunction function, float* out) {
   map_rows(n, [&](int64_t i, int64_t m) {
-    const F32x16 g = load_up_to(gate + i, m, 0.0f);
-    const F32x16 a = activation == GatedActivation::SiLU ? silu(g) : gelu_tanh(g);
-    store_up_to(out + i, m, a * load_up_to(up + i, m, 0.0f));
+    store_up_to(out + i, m, apply(function, load_up_to(gate + i, m, 0.0f)) * load_up_to(up + i, m, 0.0f));
+  });
+}
+
+void activate(const float* x, const float* bias, int64_t n, ActivationFunction function, float* out) {
+  map_rows(n, [&](int64_t i, int64_t m) {
+    F32x16 v = load_up_to(x + i, m, 0.0f);
+    if (bias != nullptr) v = v + load_up_to(bias + i, m, 0.0f);
+    store_up_to(out + i, m, apply(function, v));
   });
 }
 

@@ -38,10 +38,13 @@ constexpr int64_t kMaxTileTokens = 64;
 
 }  // namespace
 
-void EmbedOp::run(const Step& step, int64_t t, float*) {
+void EmbedOp::run(const Step& step, int64_t t, float* scratch) {
   float* row = step.row(out, t);
   step.kernels.dequantize_row(table->matrix(), step.batch.token_ids[t], row);
   if (scale != 1.0f) step.kernels.scale(row, out.width, scale);
+  if (!positions) return;
+  step.kernels.dequantize_row(positions->matrix(), step.batch.positions[t], scratch);
+  step.kernels.add(row, scratch, out.width, row);
 }
 
 void PlanRopeOp::run(const Step& step, int64_t t, float*) {
@@ -54,6 +57,12 @@ void NormOp::run(const Step& step, int64_t i, float* scratch) {
   float* row = out.f32 ? step.row(out.f32, i) : scratch;
   const float* add = residual ? step.row(residual, i) : nullptr;
   step.kernels.rms_norm(step.row(x, i), gain->data(), add, x.width, eps, row);
+  if (out.quantized) step.quantize(row, x.width, out.quantized, i, 0);
+}
+
+void LayerNormOp::run(const Step& step, int64_t i, float* scratch) {
+  float* row = out.f32 ? step.row(out.f32, i) : scratch;
+  step.kernels.layer_norm(step.row(x, i), gain->data(), bias->data(), x.width, eps, row);
   if (out.quantized) step.quantize(row, x.width, out.quantized, i, 0);
 }
 
@@ -126,56 +135,104 @@ void QkvOp::run(const Step& step, int64_t tile, float* scratch) {
     }
     if (is_query) {
       std::memcpy(step.row(out, t) + head * d, y, d * sizeof(float));
+    } else if (part == KvPart::Key && k_out) {
+      std::memcpy(step.row(k_out, t) + head * d, y, d * sizeof(float));
     } else {
       append_kv(step.kernels, kv, part, head, slots[t], y);
     }
   }
 }
 
+void QkNormOp::run(const Step& step, int64_t tile, float*) {
+  const int64_t t = tile / 2, d = kv.head_dim;
+  const bool is_query = tile % 2 == 0;
+  const Buffer& buffer = is_query ? q : k;
+  float* row = step.row(buffer, t);
+  step.kernels.rms_norm(row, (is_query ? q_norm : k_norm)->data(), nullptr, buffer.width, norm_eps, row);
+  for (int64_t head = 0; head < buffer.width / d; ++head) {
+    float* y = row + head * d;
+    if (rope) {
+      const float* cos = step.row(rope, t);
+      step.kernels.rope(y, cos, cos + rot_dim / 2, rot_dim, style);
+    }
+    if (!is_query) append_kv(step.kernels, kv, KvPart::Key, head, step.batch.groups[kv.group].slot_mapping[t], y);
+  }
+}
+
 namespace {
 
-// A tile holds whole groups of 32 rows of gate and up, so it can quantize what it made for the next linear op. A few tokens:
-// as many rows as still keep every thread busy, because long ranges stream better. Many: what fits the scratch.
-struct GateUpTiling {
+// A tile holds whole groups of 32 rows of the intermediate vector, so it can quantize what it made for the next linear op. A
+// few tokens: as many rows as still keep every thread busy, because long ranges stream better. Many: what fits the scratch.
+struct FeedForwardTiling {
   static constexpr int64_t kFloats = 64 * kMaxTileTokens;  // scratch of one matrix
   int64_t rows, token_step, row_tiles, token_tiles;
 
-  GateUpTiling(int64_t all_rows, int64_t tokens, int threads) {
+  FeedForwardTiling(int64_t all_rows, int64_t tokens, int threads) {
     token_step = std::min(tokens, kMaxTileTokens);
     const int64_t most = kFloats / token_step / kGroupSize * kGroupSize;
     rows = std::min(most, ceil_div(ceil_div(all_rows, threads * 4), kGroupSize) * kGroupSize);
     row_tiles = ceil_div(all_rows, rows);
     token_tiles = ceil_div(tokens, token_step);
   }
+  int64_t tiles() const { return row_tiles * token_tiles; }
+};
+
+// Tokens [begin, end), rows [row, row + n) and their row blocks.
+struct FeedForwardTile {
+  int64_t begin, end, row, n, block_begin, block_end;
+
+  FeedForwardTile(const FeedForwardTiling& tiling, int64_t tile, int64_t all_rows, int64_t tokens) {
+    begin = tile % tiling.token_tiles * tiling.token_step;
+    end = std::min(begin + tiling.token_step, tokens);
+    row = tile / tiling.token_tiles * tiling.rows;
+    n = std::min(tiling.rows, all_rows - row);
+    block_begin = row / kRowBlock;
+    block_end = block_begin + ceil_div(n, kRowBlock);
+  }
+  void write(const Step& step, const float* y, int64_t t, const Output& out) const {
+    if (out.f32) std::memcpy(step.row(out.f32, t) + row, y, n * sizeof(float));
+    if (out.quantized) step.quantize(y, n, out.quantized, t, row);
+  }
 };
 
 }  // namespace
 
 int64_t GateUpOp::tiles(const Step& step) const {
-  const GateUpTiling tiling(gate->matrix().rows, step.batch.tokens, step.threads);
-  return tiling.row_tiles * tiling.token_tiles;
+  return FeedForwardTiling(gate->matrix().rows, step.batch.tokens, step.threads).tiles();
 }
 
-int64_t GateUpOp::scratch_floats() const { return 2 * GateUpTiling::kFloats; }
+int64_t GateUpOp::scratch_floats() const { return 2 * FeedForwardTiling::kFloats; }
 
-void GateUpOp::run(const Step& step, int64_t tile, float* scratch) {
-  const GateUpTiling tiling(gate->matrix().rows, step.batch.tokens, step.threads);
-  const int64_t begin = tile % tiling.token_tiles * tiling.token_step;
-  const int64_t end = std::min(begin + tiling.token_step, step.batch.tokens);
-  const int64_t row = tile / tiling.token_tiles * tiling.rows;
-  const int64_t n = std::min(tiling.rows, gate->matrix().rows - row);
-  const int64_t block_begin = row / kRowBlock, block_end = block_begin + ceil_div(n, kRowBlock);
-
+void GateUpOp::run(const Step& step, int64_t index, float* scratch) {
+  const FeedForwardTiling tiling(gate->matrix().rows, step.batch.tokens, step.threads);
+  const FeedForwardTile tile(tiling, index, gate->matrix().rows, step.batch.tokens);
   float* gates = scratch;
-  float* ups = scratch + GateUpTiling::kFloats;
+  float* ups = scratch + FeedForwardTiling::kFloats;
   const Activations a = step.activations(x);
-  step.kernels.linear(gate->matrix(), a, block_begin, block_end, begin, end, gates, tiling.rows);
-  step.kernels.linear(up->matrix(), a, block_begin, block_end, begin, end, ups, tiling.rows);
-  for (int64_t t = begin; t < end; ++t) {
-    float* g = gates + (t - begin) * tiling.rows;
-    step.kernels.gated(g, ups + (t - begin) * tiling.rows, n, activation, g);
-    if (out.f32) std::memcpy(step.row(out.f32, t) + row, g, n * sizeof(float));
-    if (out.quantized) step.quantize(g, n, out.quantized, t, row);
+  step.kernels.linear(gate->matrix(), a, tile.block_begin, tile.block_end, tile.begin, tile.end, gates, tiling.rows);
+  step.kernels.linear(up->matrix(), a, tile.block_begin, tile.block_end, tile.begin, tile.end, ups, tiling.rows);
+  for (int64_t t = tile.begin; t < tile.end; ++t) {
+    float* g = gates + (t - tile.begin) * tiling.rows;
+    step.kernels.gated(g, ups + (t - tile.begin) * tiling.rows, tile.n, activation, g);
+    tile.write(step, g, t, out);
+  }
+}
+
+int64_t UpOp::tiles(const Step& step) const {
+  return FeedForwardTiling(up->matrix().rows, step.batch.tokens, step.threads).tiles();
+}
+
+int64_t UpOp::scratch_floats() const { return FeedForwardTiling::kFloats; }
+
+void UpOp::run(const Step& step, int64_t index, float* scratch) {
+  const FeedForwardTiling tiling(up->matrix().rows, step.batch.tokens, step.threads);
+  const FeedForwardTile tile(tiling, index, up->matrix().rows, step.batch.tokens);
+  step.kernels.linear(up->matrix(), step.activations(x), tile.block_begin, tile.block_end, tile.begin, tile.end, scratch,
+                      tiling.rows);
+  for (int64_t t = tile.begin; t < tile.end; ++t) {
+    float* y = scratch + (t - tile.begin) * tiling.rows;
+    step.kernels.activate(y, bias ? bias->data() + tile.row : nullptr, tile.n, activation, y);
+    tile.write(step, y, t, out);
   }
 }
 

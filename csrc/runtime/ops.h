@@ -18,12 +18,13 @@ struct Output {
 };
 
 struct EmbedOp final : Op {
-  MatrixPtr table;
+  MatrixPtr table, positions;  // positions: learned embeddings, a row for every position that can be; null: none
   float scale;
   Buffer out;
   const char* name() const override { return "embed"; }
   int64_t tiles(const Step& step) const override { return step.batch.tokens; }
-  void run(const Step& step, int64_t tile, float*) override;
+  void run(const Step& step, int64_t tile, float* scratch) override;
+  int64_t scratch_floats() const override { return positions ? out.stride : 0; }
 };
 
 // cos and sin [T, rot_dim / 2] each, one after the other in a row of `out`.
@@ -78,6 +79,17 @@ struct NormOp final : Op {
   int64_t scratch_floats() const override { return x.stride; }
 };
 
+struct LayerNormOp final : Op {
+  Buffer x;
+  VectorPtr gain, bias;
+  float eps;
+  Output out;
+  const char* name() const override { return "layer_norm"; }
+  int64_t tiles(const Step& step) const override { return step.rows(x.extent); }
+  void run(const Step& step, int64_t tile, float* scratch) override;
+  int64_t scratch_floats() const override { return x.stride; }
+};
+
 // ((x W^T + bias) * scale) + residual, each operation rounded.
 struct LinearOp final : Op {
   Input x;
@@ -100,11 +112,26 @@ struct QkvOp final : Op {
   int64_t rot_dim;
   RopeStyle style;
   KvLayer kv;
-  Buffer out;  // q
+  Buffer out;    // q
+  Buffer k_out;  // where k goes, for QkNormOp to append it; absent: to the cache
   const char* name() const override { return "qkv"; }
   int64_t tiles(const Step& step) const override;
   void run(const Step& step, int64_t tile, float* scratch) override;
   int64_t scratch_floats() const override;
+};
+
+// RMS norms over the whole rows of q and of k, then rope, head by head; q stays where it is, k is appended.
+struct QkNormOp final : Op {
+  Buffer q, k;
+  VectorPtr q_norm, k_norm;
+  float norm_eps;
+  Buffer rope;  // as in QkvOp
+  int64_t rot_dim;
+  RopeStyle style;
+  KvLayer kv;
+  const char* name() const override { return "qk_norm"; }
+  int64_t tiles(const Step& step) const override { return 2 * step.batch.tokens; }
+  void run(const Step& step, int64_t tile, float*) override;
 };
 
 struct AttentionOp final : Op {
@@ -123,9 +150,21 @@ struct AttentionOp final : Op {
 struct GateUpOp final : Op {
   Input x;
   MatrixPtr gate, up;
-  GatedActivation activation;
+  ActivationFunction activation;
   Output out;
   const char* name() const override { return "gate_up"; }
+  int64_t tiles(const Step& step) const override;
+  void run(const Step& step, int64_t tile, float* scratch) override;
+  int64_t scratch_floats() const override;
+};
+
+struct UpOp final : Op {
+  Input x;
+  MatrixPtr up;
+  VectorPtr bias;
+  ActivationFunction activation;
+  Output out;
+  const char* name() const override { return "up"; }
   int64_t tiles(const Step& step) const override;
   void run(const Step& step, int64_t tile, float* scratch) override;
   int64_t scratch_floats() const override;

@@ -12,7 +12,7 @@
 namespace hotloop {
 namespace {
 
-constexpr int kCompared = 26, kYardsticks = 2;  // peak_int8 and peak_f32 compute nothing
+constexpr int kCompared = 28, kYardsticks = 2;  // peak_int8 and peak_f32 compute nothing
 static_assert(sizeof(KernelTable) == (1 + kCompared + kYardsticks) * sizeof(void*),
               "a kernel came or went: change SelfCheck and broken_copy too");
 
@@ -224,11 +224,20 @@ class SelfCheck {
     compare("rms_norm with a residual", zeros(n), [&](const KernelTable& kernels, float* out) {
       kernels.rms_norm(x.data(), gain.data(), residual.data(), n, 1e-6f, out);
     });
+    compare("layer_norm", zeros(n), [&](const KernelTable& kernels, float* out) {
+      kernels.layer_norm(residual.data(), gain.data(), x.data(), n, 1e-5f, out);
+    });
     compare("silu", zeros(n), [&](const KernelTable& kernels, float* out) {
-      kernels.gated(a.data(), x.data(), n, GatedActivation::SiLU, out);
+      kernels.gated(a.data(), x.data(), n, ActivationFunction::SiLU, out);
     });
     compare("gelu_tanh", zeros(n), [&](const KernelTable& kernels, float* out) {
-      kernels.gated(a.data(), x.data(), n, GatedActivation::GeluTanh, out);
+      kernels.gated(a.data(), x.data(), n, ActivationFunction::GeluTanh, out);
+    });
+    compare("activate", zeros(n), [&](const KernelTable& kernels, float* out) {
+      kernels.activate(a.data(), nullptr, n, ActivationFunction::SiLU, out);
+    });
+    compare("activate with a bias", zeros(n), [&](const KernelTable& kernels, float* out) {
+      kernels.activate(x.data(), b.data(), n, ActivationFunction::GeluTanh, out);
     });
     compare("add", zeros(n), [&](const KernelTable& kernels, float* out) { kernels.add(a.data(), b.data(), n, out); });
     compare("scale", a, [&](const KernelTable& kernels, float* out) { kernels.scale(out, n, 0.3f); });

@@ -36,11 +36,11 @@ def _ones(x: F32) -> F32:
 
 
 def _silu(isa: str, x: F32) -> F32:
-    return np.asarray(_native.gated(isa, x, _ones(x), _native.GatedActivation.silu))
+    return np.asarray(_native.gated(isa, x, _ones(x), _native.ActivationFunction.silu))
 
 
 def _gelu(isa: str, x: F32) -> F32:
-    return np.asarray(_native.gated(isa, x, _ones(x), _native.GatedActivation.gelu_tanh))
+    return np.asarray(_native.gated(isa, x, _ones(x), _native.ActivationFunction.gelu_tanh))
 
 
 def _tanh(isa: str, x: F32) -> F32:

@@ -56,6 +56,37 @@ def test_a_nan_reaches_the_whole_norm(isa: str) -> None:
     assert np.isnan(_native.rms_norm(isa, x, _random(40, 1), None, 1e-6)).all()
 
 
+@pytest.mark.parametrize("n", SIZES)
+def test_layer_norm_within_rounding_of_float64(isa: str, n: int) -> None:
+    x, gain, bias = _random(n) + np.float32(3), _random(n, 1), _random(n, 2)
+    actual = _native.layer_norm(isa, x, gain, bias, 1e-5)
+    x64 = x.astype(np.float64)
+    centred = x64 - x64.mean()
+    normed = centred / np.sqrt((centred**2).mean() + 1e-5) * gain
+    # As the RMS norm, and what the rounded mean is off, of numbers as large as |x|.
+    scale = np.abs(gain) / np.sqrt((centred**2).mean() + 1e-5) * np.abs(x64).max()
+    rounding = (n / 16 + 4) * 2.0**-24
+    tolerance = (rounding + 8 * 2.0**-24) * (np.abs(normed) + scale) + 2.0**-24 * np.abs(normed + bias)
+    assert (np.abs(actual - (normed + bias)) <= tolerance).all()
+    assert_same_bits(actual, _native.layer_norm("scalar", x, gain, bias, 1e-5))
+
+
+def test_layer_norm_is_the_documented_order_of_operations(isa: str) -> None:
+    """For 16 elements every lane holds one, so numpy can repeat the arithmetic to the bit."""
+    x, gain, bias = _random(16), _random(16, 1), _random(16, 2)
+    centred = x - _lane_sum(x) / np.float32(16)
+    inverse = np.float32(1) / np.sqrt(_lane_sum(centred * centred) / np.float32(16) + np.float32(1e-5))
+    assert_same_bits(_native.layer_norm(isa, x, gain, bias, 1e-5), (centred * inverse) * gain + bias)
+
+
+def test_absent_elements_do_not_count_in_a_layer_norm(isa: str) -> None:
+    """Five elements far from zero: were the vector's other eleven zeros, the deviation would be as large as the mean."""
+    x = np.array([1000, 1001, 1002, 1003, 1004], np.float32)
+    ones, zeros = np.ones(5, np.float32), np.zeros(5, np.float32)
+    expected = np.array([-2, -1, 0, 1, 2]) / np.sqrt(2.0)
+    np.testing.assert_allclose(_native.layer_norm(isa, x, ones, zeros, 0.0), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("style", list(_native.RopeStyle))
 @pytest.mark.parametrize(("head_dim", "rot_dim"), [(64, 64), (80, 80), (128, 64), (96, 96), (6, 6), (64, 34)])
 def test_rope_to_the_bit(isa: str, style: _native.RopeStyle, head_dim: int, rot_dim: int) -> None:
@@ -109,11 +140,19 @@ def test_softcap(isa: str, cap: float) -> None:
     np.testing.assert_allclose(_native.softcap(isa, x, cap), expected, rtol=4e-7)
 
 
-@pytest.mark.parametrize("activation", list(_native.GatedActivation))
-def test_gated_multiplies_the_activation(isa: str, activation: _native.GatedActivation) -> None:
+@pytest.mark.parametrize("activation", list(_native.ActivationFunction))
+def test_gated_multiplies_the_activation(isa: str, activation: _native.ActivationFunction) -> None:
     gate, up = _random(70), _random(70, 1)
     alone = _native.gated(isa, gate, np.ones_like(up), activation)
     assert_same_bits(_native.gated(isa, gate, up, activation), alone * up)
+
+
+@pytest.mark.parametrize("activation", list(_native.ActivationFunction))
+def test_activate_adds_the_bias_first(isa: str, activation: _native.ActivationFunction) -> None:
+    x, bias = _random(70), _random(70, 1)
+    ones = np.ones_like(x)
+    assert_same_bits(_native.activate(isa, x, None, activation), _native.gated(isa, x, ones, activation))
+    assert_same_bits(_native.activate(isa, x, bias, activation), _native.gated(isa, x + bias, ones, activation))
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,8 +161,10 @@ def test_every_instruction_set_computes_the_scalar_bits(x: F32, data: st.DataObj
     """Any float32 values, infinities, NaNs and denormals included."""
     isa = data.draw(st.sampled_from(_native.usable_isas()))
     y = data.draw(hnp.arrays(np.float32, x.shape, elements=st.floats(width=32)))
-    for activation in _native.GatedActivation:
+    for activation in _native.ActivationFunction:
         assert_same_bits(_native.gated(isa, x, y, activation), _native.gated("scalar", x, y, activation))
+        assert_same_bits(_native.activate(isa, x, y, activation), _native.activate("scalar", x, y, activation))
+    assert_same_bits(_native.layer_norm(isa, x, y, y, 1e-6), _native.layer_norm("scalar", x, y, y, 1e-6))
     assert_same_bits(_native.rms_norm(isa, x, y, None, 1e-6), _native.rms_norm("scalar", x, y, None, 1e-6))
     assert_same_bits(_native.add(isa, x, y), _native.add("scalar", x, y))
     assert_same_bits(_native.softcap(isa, x, 7.0), _native.softcap("scalar", x, 7.0))
@@ -136,5 +177,9 @@ def test_every_instruction_set_computes_the_scalar_bits(x: F32, data: st.DataObj
 def test_mismatched_sizes_are_refused(isa: str) -> None:
     with pytest.raises(ValueError, match="sizes differ"):
         _native.add(isa, _random(3), _random(4))
+    with pytest.raises(ValueError, match="sizes differ"):
+        _native.layer_norm(isa, _random(3), _random(3), _random(4), 1e-6)
+    with pytest.raises(ValueError, match="sizes differ"):
+        _native.activate(isa, _random(3), _random(4), _native.ActivationFunction.silu)
     with pytest.raises(ValueError, match="not usable on this machine"):
         _native.add("sse9", _random(3), _random(3))

@@ -27,6 +27,8 @@ LIMIT = 0.01
 SKIPPED = {
     "llama-dynamic": "rope.scaling.type dynamic is not in its list",
     "smollm3-mha-yarn": "smollm3 has no bias of the attention output",
+    "starcoder2-no-bias": "the biases of starcoder2 are required",
+    "olmo2-mha-tied": "the output matrix of olmo2 is required",
 }
 DIFFERENT = {
     "qwen2-yarn-tied": "yarn_beta_fast and yarn_beta_slow are read for some architectures only",
@@ -34,6 +36,7 @@ DIFFERENT = {
     "mistral-head-dim": "windows of llama models are ignored",
     "llama-yarn-mscale": "yarn_log_multiplier is read for some architectures only, yarn_truncate for none",
     "gemma2-mha-scalar": "attention.scale of gemma2 is ignored",
+    "starcoder2-window-mha-tied": "windows of starcoder2 models are ignored",
     "phi3-short-window": "windows of phi3 models are ignored; the context is at least 256, which asks for long factors",
 }
 

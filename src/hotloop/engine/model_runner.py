@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hotloop import _native
 from hotloop.config import EngineConfig
 from hotloop.engine.arithmetic import own_arithmetic
-from hotloop.errors import CapacityError
+from hotloop.errors import CapacityError, InvalidRequestError
 from hotloop.kv_cache.layout import KVLayout
 from hotloop.kv_cache.storage import KVStorage
 from hotloop.machine import available_memory_bytes
@@ -45,6 +45,11 @@ class ModelRunner:
         self.config = config
         self.model: Model = load_model_spec(model_file)
         self.max_model_len = min(config.max_model_len or self.model.config.context_length, 2**24)
+        if self.max_model_len > self.model.config.context_length and self.model.config.learned_positions:
+            raise InvalidRequestError(
+                f"max_model_len is {self.max_model_len}, but {model_file.path} has embeddings of "
+                f"{self.model.config.context_length} positions and no more; lower it"
+            )
         if self.max_model_len > self.model.config.context_length:
             _log.warning(
                 "max_model_len is %d, but the model was made for %d tokens; what it writes beyond them may be nonsense",

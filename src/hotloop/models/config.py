@@ -28,8 +28,10 @@ class ModelConfig:
     attention_scale: factor of q . k. attention_softcap, final_softcap: cap of the scores and of the logits,
     0 for none. embedding_scale, residual_scale, logits_scale: factors of the embedding rows, of what a layer's
     halves add, and of the logits. tied_embeddings: logits use token_embd.
-    qkv_bias, attention_output_bias: which biases the layers have. qk_norm: whether q and k are normed, head by head or
-    over the whole row. fused_qkv: q, k and v are one tensor, in this order. fused_gate_up: so are gate and up.
+    qkv_bias, attention_output_bias, feed_forward_bias: which biases the layers have. qk_norm: whether q and k are normed,
+    head by head or over the whole row. fused_qkv: q, k and v are one tensor, in this order. fused_gate_up: so are gate and
+    up. norm: RMS norm with a gain, or layer norm with a gain and a bias. feed_forward: down(act(gate) * up), or
+    down(act(up)). learned_positions: every position below context_length has an embedding, and no other can be.
     """
 
     architecture: str
@@ -55,6 +57,10 @@ class ModelConfig:
     qk_norm: Literal["head", "row"] | None = None
     fused_qkv: bool = False
     fused_gate_up: bool = False
+    norm: Literal["rms", "layer"] = "rms"
+    feed_forward: Literal["gated", "plain"] = "gated"
+    feed_forward_bias: bool = False
+    learned_positions: bool = False
 
     @property
     def num_layers(self) -> int:

@@ -21,18 +21,22 @@ _HEAD_DIM_STEP = 16  # lanes of a float reduction: kernels take whole vectors of
 def read_dense_config(
     meta: ArchMetadata,
     *,
-    rope_style: RopeStyle,
+    rope_style: RopeStyle | None,
     activation: Activation = "silu",
+    norm: Literal["rms", "layer"] = "rms",
+    feed_forward: Literal["gated", "plain"] = "gated",
     rope_factors: bool = True,
     qkv_bias: bool = False,
     attention_output_bias: bool = False,
+    feed_forward_bias: bool = False,
     qk_norm: Literal["head", "row"] | None = None,
     fused_qkv: bool = False,
     fused_gate_up: bool = False,
 ) -> ModelConfig:
     """Read the keys that all dense decoders have; every layer gets the same rope, and full attention.
 
-    rope_factors: whether the architecture knows tensors of rope factors.
+    rope_style: None for no rotation. rope_factors: whether the architecture knows tensors of rope factors.
+    fused_qkv: whether q, k and v must be one tensor; in other architectures they may be.
     Raises: ModelFileError naming the key that is missing, malformed or not implemented.
     """
     num_layers = meta.size("block_count")
@@ -54,7 +58,7 @@ def read_dense_config(
     if meta.size("attention.value_length", head_dim) != head_dim:
         raise meta.error("attention.value_length", f"must equal the key length {head_dim}; others are unsupported")
     context_length = meta.size("context_length")
-    rope = read_rope(meta, rope_style, head_dim, context_length, tensors=rope_factors)
+    rope = rope_style and read_rope(meta, rope_style, head_dim, context_length, tensors=rope_factors)
     embedding = meta.file.tensors.get("token_embd.weight")
     return ModelConfig(
         architecture=meta.architecture,
@@ -65,7 +69,7 @@ def read_dense_config(
         intermediate_size=meta.size("feed_forward_length"),
         vocab_size=embedding.shape[0] if embedding else 0,
         context_length=context_length,
-        norm_eps=meta.number("attention.layer_norm_rms_epsilon"),
+        norm_eps=meta.number(f"attention.layer_norm_{'rms_' if norm == 'rms' else ''}epsilon"),
         attention_scale=meta.number("attention.scale", as_float32(1 / math.sqrt(head_dim))),
         activation=activation,
         layers=(LayerConfig(rope),) * num_layers,
@@ -73,9 +77,17 @@ def read_dense_config(
         qkv_bias=qkv_bias,
         attention_output_bias=attention_output_bias,
         qk_norm=qk_norm,
-        fused_qkv=fused_qkv,
+        fused_qkv=fused_qkv or "blk.0.attn_qkv.weight" in meta.file.tensors,
         fused_gate_up=fused_gate_up,
+        norm=norm,
+        feed_forward=feed_forward,
+        feed_forward_bias=feed_forward_bias,
     )
+
+
+def has_qkv_bias(meta: ArchMetadata) -> bool:
+    """Whether the file has the optional biases of q, k and v."""
+    return any(f"blk.0.{name}.bias" in meta.file.tensors for name in ("attn_q", "attn_qkv"))
 
 
 def as_float32(value: float) -> float:
@@ -162,55 +174,73 @@ def attention_half(
 def feed_forward_half(
     ops: Ops, h: Value, weights: Weights, config: ModelConfig, layer: int, residual: Value | None = None
 ) -> Value:
-    """down(act(gate(h)) * up(h)), times residual_scale, plus `residual`: [T, hidden]."""
+    """down(act(gate(h)) * up(h)), or down(act(up(h))), times residual_scale, plus `residual`: [T, hidden]."""
     blk, hidden, inner = f"blk.{layer}.", config.hidden_size, config.intermediate_size
+    down = weights.matrix(blk + "ffn_down.weight", hidden, inner)
+    if config.feed_forward == "plain":
+        up_bias, down_bias = (
+            weights.vector(f"{blk}{name}.bias", size) if config.feed_forward_bias else None
+            for name, size in (("ffn_up", inner), ("ffn_down", hidden))
+        )
+        u = ops.up(h, weights.matrix(blk + "ffn_up.weight", inner, hidden), config.activation, bias=up_bias)
+        return ops.linear(u, down, bias=down_bias, residual=residual)
     if config.fused_gate_up:
         gate, up = (weights.matrix(blk + "ffn_up.weight", inner, hidden, start) for start in (0, inner))
     else:
         gate, up = (weights.matrix(f"{blk}ffn_{part}.weight", inner, hidden) for part in ("gate", "up"))
     g = ops.gate_up(h, gate, up, config.activation)
-    down = weights.matrix(blk + "ffn_down.weight", hidden, inner)
     return ops.linear(g, down, scale=config.residual_scale, residual=residual)
 
 
-def layer_norm(
+def block_norm(
     ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, name: str, residual: Value | None = None
 ) -> Value:
-    """The norm `name` of a layer, plus `residual`: [T, hidden]."""
-    gain = weights.vector(f"blk.{layer}.{name}.weight", config.hidden_size)
-    return ops.norm(x, gain, config.norm_eps, residual=residual)
+    """The norm `name` of a layer, plus `residual` (which layer norms do not take): [T, hidden]."""
+    return _norm(ops, x, weights, config, f"blk.{layer}.{name}", residual)
+
+
+def _norm(
+    ops: Ops, x: Value, weights: Weights, config: ModelConfig, name: str, residual: Value | None = None
+) -> Value:
+    gain = weights.vector(name + ".weight", config.hidden_size)
+    if config.norm == "rms":
+        return ops.norm(x, gain, config.norm_eps, residual=residual)
+    assert residual is None
+    return ops.layer_norm(x, gain, weights.vector(name + ".bias", config.hidden_size), config.norm_eps)
 
 
 def pre_norm_block(ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan) -> Value:
     """x + attention(norm(x)), then x + feed_forward(norm(x)): Llama's and Qwen's block."""
-    h = layer_norm(ops, x, weights, config, layer, "attn_norm")
+    h = block_norm(ops, x, weights, config, layer, "attn_norm")
     x = attention_half(ops, h, weights, config, layer, plan, residual=x)
-    h = layer_norm(ops, x, weights, config, layer, "ffn_norm")
+    h = block_norm(ops, x, weights, config, layer, "ffn_norm")
     return feed_forward_half(ops, h, weights, config, layer, residual=x)
 
 
 def sandwich_block(ops: Ops, x: Value, weights: Weights, config: ModelConfig, layer: int, plan: LayerPlan) -> Value:
     """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x))): Gemma's and GLM-4's block."""
-    h = layer_norm(ops, x, weights, config, layer, "attn_norm")
+    h = block_norm(ops, x, weights, config, layer, "attn_norm")
     o = attention_half(ops, h, weights, config, layer, plan)
-    x = layer_norm(ops, o, weights, config, layer, "post_attention_norm", residual=x)
-    h = layer_norm(ops, x, weights, config, layer, "ffn_norm")
+    x = block_norm(ops, o, weights, config, layer, "post_attention_norm", residual=x)
+    h = block_norm(ops, x, weights, config, layer, "ffn_norm")
     o = feed_forward_half(ops, h, weights, config, layer)
-    return layer_norm(ops, o, weights, config, layer, "post_ffw_norm", residual=x)
+    return block_norm(ops, o, weights, config, layer, "post_ffw_norm", residual=x)
 
 
 def embed(ops: Ops, weights: Weights, config: ModelConfig) -> Value:
     """The scaled embedding rows of the step's tokens: [T, hidden]."""
     table = weights.matrix("token_embd.weight", config.vocab_size, config.hidden_size)
-    return ops.embed(table, scale=config.embedding_scale)
+    positions = None
+    if config.learned_positions:
+        positions = weights.matrix("position_embd.weight", config.context_length, config.hidden_size)
+    return ops.embed(table, scale=config.embedding_scale, positions=positions)
 
 
 def finish(ops: Ops, x: Value, weights: Weights, config: ModelConfig, output: Output) -> Value:
     """The final norm, and the logits of the rows that need them: [T, hidden] or [L, vocab_size]."""
-    gain = weights.vector("output_norm.weight", config.hidden_size)
     if output == "hidden_states":
-        return ops.norm(x, gain, config.norm_eps)
-    x = ops.norm(ops.select_logits_rows(x), gain, config.norm_eps)
+        return _norm(ops, x, weights, config, "output_norm")
+    x = _norm(ops, ops.select_logits_rows(x), weights, config, "output_norm")
     name = "token_embd.weight" if config.tied_embeddings else "output.weight"
     head = weights.matrix(name, config.vocab_size, config.hidden_size)
     logits = ops.linear(x, head, scale=config.logits_scale)

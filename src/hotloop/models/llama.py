@@ -8,28 +8,24 @@ is every layer's.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hotloop.models.config import ModelConfig
-from hotloop.models.dense import pre_norm_forward, read_dense_config
+from hotloop.models.dense import has_qkv_bias, pre_norm_forward, read_dense_config
 from hotloop.models.metadata import ArchMetadata
 from hotloop.models.tensors import dense_shapes
-from hotloop.models.windows import read_window
+from hotloop.models.windows import with_window
 
 HARMLESS_PREFIXES: tuple[str, ...] = ()
 
 
 def read_config(meta: ArchMetadata) -> ModelConfig:
     """The configuration in a file's metadata. Raises ModelFileError naming the key at fault."""
-    tensors = meta.file.tensors
     config = read_dense_config(
         meta,
         rope_style="interleaved",
-        qkv_bias="blk.0.attn_q.bias" in tensors,
-        attention_output_bias="blk.0.attn_output.bias" in tensors,
+        qkv_bias=has_qkv_bias(meta),
+        attention_output_bias="blk.0.attn_output.bias" in meta.file.tensors,
     )
-    window = read_window(meta)
-    return replace(config, layers=tuple(replace(layer, window=window) for layer in config.layers))
+    return with_window(meta, config)
 
 
 tensor_shapes = dense_shapes

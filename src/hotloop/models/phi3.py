@@ -8,13 +8,11 @@ Source: Phi-3 report (arXiv 2404.14219), and the checkpoints' configurations.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hotloop.models.config import ModelConfig
 from hotloop.models.dense import pre_norm_forward, read_dense_config
 from hotloop.models.metadata import ArchMetadata
 from hotloop.models.tensors import dense_shapes
-from hotloop.models.windows import read_window
+from hotloop.models.windows import with_window
 
 HARMLESS_PREFIXES: tuple[str, ...] = ()
 
@@ -22,8 +20,7 @@ HARMLESS_PREFIXES: tuple[str, ...] = ()
 def read_config(meta: ArchMetadata) -> ModelConfig:
     """The configuration in a file's metadata. Raises ModelFileError naming the key at fault."""
     config = read_dense_config(meta, rope_style="half_split", fused_qkv=True, fused_gate_up=True)
-    window = read_window(meta)
-    return replace(config, layers=tuple(replace(layer, window=window) for layer in config.layers))
+    return with_window(meta, config)
 
 
 tensor_shapes = dense_shapes

@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hotloop.errors import ModelFileError
-from hotloop.models import gemma2, gemma3, granite, llama, phi3, qwen2, qwen3, smollm3
+from hotloop.models import (
+    gemma2,
+    gemma3,
+    glm4,
+    gpt2,
+    granite,
+    llama,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+    starcoder2,
+)
 from hotloop.models.config import ModelConfig
 from hotloop.models.dense import Output
 from hotloop.models.metadata import ArchMetadata
@@ -56,11 +69,14 @@ class Model:
         return sum(model_file.tensors[name].nbytes for name in self.tensor_shapes if name in model_file.tensors)
 
 
+_MODULES = (
+    gemma2, gemma3, glm4, gpt2, granite, llama, olmo2, phi3, qwen2, qwen3, smollm3, starcoder2,
+)  # fmt: skip
 ARCHITECTURES: Mapping[str, Architecture] = {
     module.__name__.rpartition(".")[2]: Architecture(
         module.read_config, module.tensor_shapes, module.forward, module.HARMLESS_PREFIXES
     )
-    for module in (llama, qwen2, qwen3, gemma2, gemma3, granite, phi3, smollm3)
+    for module in _MODULES
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hotloop.errors import ModelFileError
 from hotloop.models.config import ModelConfig
@@ -26,17 +26,15 @@ _PART_OF_THE_MODEL = ("blk.", "token_embd", "output", "rope_", "position_embd", 
 
 def dense_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Tensors of a pre-norm decoder with gated feed-forward: name -> shape, rows (outputs) first."""
-    norms = {"attn_norm.weight": (config.hidden_size,), "ffn_norm.weight": (config.hidden_size,)}
-    return model_shapes(config, norms)
+    return model_shapes(config, ("attn_norm", "ffn_norm"))
 
 
 def sandwich_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Those of a decoder with norms before and after both halves of a block."""
-    names = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
-    return model_shapes(config, {f"{name}.weight": (config.hidden_size,) for name in names})
+    return model_shapes(config, ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"))
 
 
-def model_shapes(config: ModelConfig, norms: TensorShapes) -> dict[str, tuple[int, ...]]:
+def model_shapes(config: ModelConfig, norms: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Those of a decoder with these norms in every block."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -52,19 +50,29 @@ def model_shapes(config: ModelConfig, norms: TensorShapes) -> dict[str, tuple[in
     if config.qk_norm:
         sizes = (q_size, kv_size) if config.qk_norm == "row" else (config.head_dim, config.head_dim)
         block |= {f"attn_{part}_norm.weight": (size,) for part, size in zip("qk", sizes, strict=True)}
-    if config.fused_gate_up:
-        block["ffn_up.weight"] = (2 * inner, hidden)
-    else:
-        block |= {"ffn_gate.weight": (inner, hidden), "ffn_up.weight": (inner, hidden)}
-    block |= {"ffn_down.weight": (hidden, inner), **norms}
+    if config.feed_forward == "gated" and not config.fused_gate_up:
+        block["ffn_gate.weight"] = (inner, hidden)
+    block["ffn_up.weight"] = (2 * inner if config.fused_gate_up else inner, hidden)
+    block["ffn_down.weight"] = (hidden, inner)
+    if config.feed_forward_bias:
+        block |= {"ffn_up.bias": (inner,), "ffn_down.bias": (hidden,)}
+    for name in norms:
+        block |= _norm_shapes(config, name)
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (config.vocab_size, hidden)}
     shapes |= per_layer(config, block)
-    shapes["output_norm.weight"] = (hidden,)
+    shapes |= _norm_shapes(config, "output_norm")
+    if config.learned_positions:
+        shapes["position_embd.weight"] = (config.context_length, hidden)
     if not config.tied_embeddings:
         shapes["output.weight"] = (config.vocab_size, hidden)
     for rope in {layer.rope for layer in config.layers if layer.rope is not None}:
         shapes |= dict.fromkeys(rope.tensors, (rope.dim // 2,))
     return shapes
+
+
+def _norm_shapes(config: ModelConfig, name: str) -> dict[str, tuple[int, ...]]:
+    parts = ("weight", "bias") if config.norm == "layer" else ("weight",)
+    return {f"{name}.{part}": (config.hidden_size,) for part in parts}
 
 
 def per_layer(config: ModelConfig, block: TensorShapes) -> dict[str, tuple[int, ...]]:

@@ -151,9 +151,11 @@ class NativeOps:
 
     # ---- the op protocol --------------------------------------------------------------------------------------------
 
-    def embed(self, table: _native.WeightMatrix, *, scale: float = 1.0) -> NativeValue:
+    def embed(
+        self, table: _native.WeightMatrix, *, scale: float = 1.0, positions: _native.WeightMatrix | None = None
+    ) -> NativeValue:
         out = self._value(table.cols, "tokens")
-        self._launch(lambda: self._program.embed(table, scale, self._buffer(out)))
+        self._launch(lambda: self._program.embed(table, scale, positions, self._buffer(out)))
         self._use(out, "f32", writes=True)
         return out
 
@@ -186,17 +188,27 @@ class NativeOps:
             self._use(residual, "f32")
         return out
 
+    def layer_norm(
+        self, x: NativeValue, gain: _native.WeightVector, bias: _native.WeightVector, eps: float
+    ) -> NativeValue:
+        out = self._value(x.width, x.extent, makes_int8=x.width % 32 == 0)
+        self._launch(lambda: self._program.layer_norm(self._buffer(x), gain, bias, eps, self._output(out)))
+        self._use(x, "f32")
+        return out
+
     def qkv(self, x: NativeValue, weights: QKV, rope: _RopePlan | None, layer: int) -> NativeValue:
         source = self._input(x, weights.q, weights.k, weights.v)
         out = self._value(weights.q.rows, "tokens")
+        head_dim = self._layout.groups[self._layout.group_of(layer)].head_dim
+        if weights.q_norm is not None and weights.q_norm.size != head_dim:
+            self._qkv_normed_by_row(source, weights, rope, layer, out)
+            return out
         vectors = [weights.q_bias, weights.k_bias, weights.v_bias, weights.q_norm, weights.k_norm]
-        style = getattr(_native.RopeStyle, rope.style if rope else "half_split")
 
         def emit() -> None:
             self._program.qkv(
-                source(), weights.q, weights.k, weights.v, vectors, weights.norm_eps,
-                self._buffer(rope.value if rope else None), rope.rot_dim if rope else 0, style,
-                self._kv_layer(layer), self._buffer(out),
+                source(), weights.q, weights.k, weights.v, vectors, weights.norm_eps, *self._rope(rope),
+                self._kv_layer(layer), self._buffer(out), _native.Buffer(),
             )  # fmt: skip
 
         self._launch(emit)
@@ -204,6 +216,34 @@ class NativeOps:
             self._use(rope.value, "f32")
         self._use(out, "f32", writes=True)
         return out
+
+    def _qkv_normed_by_row(
+        self, source: Callable[[], _native.Input], weights: QKV, rope: _RopePlan | None, layer: int, out: NativeValue
+    ) -> None:
+        """No head of q or k is done before all are projected: two launches."""
+        q_gain, k_gain = weights.q_norm, weights.k_norm
+        assert q_gain is not None
+        assert k_gain is not None
+        k = self._value(weights.k.rows, "tokens")
+        biases = [weights.q_bias, weights.k_bias, weights.v_bias, None, None]
+        self._launch(
+            lambda: self._program.qkv(
+                source(), weights.q, weights.k, weights.v, biases, weights.norm_eps, *self._rope(None),
+                self._kv_layer(layer), self._buffer(out), self._buffer(k),
+            )
+        )  # fmt: skip
+        self._use(out, "f32", writes=True)
+        self._use(k, "f32", writes=True)
+        self._launch(
+            lambda: self._program.qk_norm(
+                self._buffer(out), self._buffer(k), q_gain, k_gain, weights.norm_eps, *self._rope(rope),
+                self._kv_layer(layer),
+            )
+        )  # fmt: skip
+        if rope is not None:
+            self._use(rope.value, "f32")
+        self._use(out, "f32")
+        self._use(k, "f32")
 
     def attention(
         self, q: NativeValue, plan: _AttentionPlan, layer: int, *, scale: float, softcap: float = 0.0
@@ -249,8 +289,22 @@ class NativeOps:
     ) -> NativeValue:
         source = self._input(x, gate, up)
         out = self._value(gate.rows, "tokens", makes_int8=gate.rows % 32 == 0)
-        kind = getattr(_native.GatedActivation, activation)
+        kind = getattr(_native.ActivationFunction, activation)
         self._launch(lambda: self._program.gate_up(source(), gate, up, kind, self._output(out)))
+        return out
+
+    def up(
+        self,
+        x: NativeValue,
+        weight: _native.WeightMatrix,
+        activation: Activation,
+        *,
+        bias: _native.WeightVector | None = None,
+    ) -> NativeValue:
+        source = self._input(x, weight)
+        out = self._value(weight.rows, "tokens", makes_int8=weight.rows % 32 == 0)
+        kind = getattr(_native.ActivationFunction, activation)
+        self._launch(lambda: self._program.up(source(), weight, bias, kind, self._output(out)))
         return out
 
     def select_logits_rows(self, x: NativeValue) -> NativeValue:
@@ -338,6 +392,10 @@ class NativeOps:
     def _output(self, value: NativeValue) -> _native.Output:
         int8 = self._quantized(value) if value.makes_int8 else _native.QuantizedBuffer()
         return _native.Output(self._buffer(value), int8)
+
+    def _rope(self, plan: _RopePlan | None) -> tuple[_native.Buffer, int, _native.RopeStyle]:
+        style = getattr(_native.RopeStyle, plan.style if plan else "half_split")
+        return self._buffer(plan.value if plan else None), plan.rot_dim if plan else 0, style
 
     def _kv_layer(self, layer: int) -> _native.KvLayer:
         layout = self._layout

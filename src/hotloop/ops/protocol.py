@@ -47,7 +47,7 @@ class QKV:
     q_bias: Vector | None = None
     k_bias: Vector | None = None
     v_bias: Vector | None = None
-    q_norm: Vector | None = None  # [head_dim], applied per head before rope
+    q_norm: Vector | None = None  # before rope: [head_dim], for each head; or [heads * head_dim], for the whole row
     k_norm: Vector | None = None
     norm_eps: float = 1e-6
 
@@ -67,8 +67,9 @@ class Weights(Protocol):
 class Ops(Protocol):
     """The op set. ``x`` arguments are [T, width] unless stated; results are new values."""
 
-    def embed(self, table: Matrix, *, scale: float = 1.0) -> Value:
-        """Rows of ``table`` [vocab_size, hidden] for the step's token_ids, times ``scale``: [T, hidden]."""
+    def embed(self, table: Matrix, *, scale: float = 1.0, positions: Matrix | None = None) -> Value:
+        """Rows of ``table`` [vocab_size, hidden] for the step's token_ids, times ``scale``; plus rows of ``positions``
+        (learned position embeddings, [positions, hidden]) for the step's positions: [T, hidden]."""
 
     def plan_rope(self, rope: Rope) -> Plan:
         """cos and sin of the step's positions, once per step and rope."""
@@ -78,6 +79,9 @@ class Ops(Protocol):
 
     def norm(self, x: Value, gain: Vector, eps: float, *, residual: Value | None = None) -> Value:
         """RMS norm over the last axis times ``gain``; plus ``residual`` if given (post-norm blocks)."""
+
+    def layer_norm(self, x: Value, gain: Vector, bias: Vector, eps: float) -> Value:
+        """Layer norm over the last axis: less the mean, over the standard deviation, times ``gain``, plus ``bias``."""
 
     def qkv(self, x: Value, weights: QKV, rope: Plan | None, layer: int) -> Value:
         """Project, add biases, norm and rotate q and k, append k and v to the layer's KV cache; returns q
@@ -99,6 +103,9 @@ class Ops(Protocol):
 
     def gate_up(self, x: Value, gate: Matrix, up: Matrix, activation: Activation) -> Value:
         """activation(x @ gate.T) * (x @ up.T): [T, intermediate]."""
+
+    def up(self, x: Value, weight: Matrix, activation: Activation, *, bias: Vector | None = None) -> Value:
+        """activation(x @ weight.T (+ bias)), the first half of a plain feed-forward: [T, intermediate]."""
 
     def select_logits_rows(self, x: Value) -> Value:
         """The rows of x whose logits the step needs: [L, width]."""

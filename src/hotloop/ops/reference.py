@@ -9,7 +9,7 @@ accumulates in float32 differs by the tolerances in docs/models.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -186,10 +186,16 @@ class ReferenceOps:
         self._activations = activations
         self._dtype = dtype
 
-    def embed(self, table: ReferenceMatrix, *, scale: float = 1.0) -> Floats:
+    def embed(
+        self, table: ReferenceMatrix, *, scale: float = 1.0, positions: ReferenceMatrix | None = None
+    ) -> Floats:
         ids = self._batch.token_ids
         assert ((ids >= 0) & (ids < table.shape[0])).all(), "a token id is outside the vocabulary"
-        return self._round(table.values(ids).astype(np.float64) * scale)
+        rows = self._round(table.values(ids).astype(np.float64) * scale)
+        if positions is None:
+            return rows
+        assert self._batch.positions.max() < positions.shape[0], "a position has no embedding"
+        return self._round(rows.astype(np.float64) + positions.values(self._batch.positions))
 
     def plan_rope(self, rope: Rope) -> RopeTables:
         angles = self._batch.positions[:, None].astype(np.float64) * rope.inv_freq
@@ -205,6 +211,12 @@ class ReferenceOps:
     def norm(self, x: Floats, gain: Floats, eps: float, *, residual: Floats | None = None) -> Floats:
         normed = self._round(_rms_norm(x, gain, eps))
         return normed if residual is None else self._round(normed.astype(np.float64) + residual)
+
+    def layer_norm(self, x: Floats, gain: Floats, bias: Floats, eps: float) -> Floats:
+        wide = x.astype(np.float64)
+        centred = wide - wide.mean(axis=-1, keepdims=True)
+        variance = np.mean(centred**2, axis=-1, keepdims=True)
+        return self._round(centred / np.sqrt(variance + eps) * gain + bias)
 
     def qkv(self, x: Floats, weights: QKV, rope: RopeTables | None, layer: int) -> Floats:
         head_dim = self._kv.groups[self._kv.group_of[layer]].head_dim
@@ -262,7 +274,13 @@ class ReferenceOps:
     def gate_up(self, x: Floats, gate: ReferenceMatrix, up: ReferenceMatrix, activation: Activation) -> Floats:
         g = self._project(x, gate).astype(np.float64)
         u = self._project(x, up).astype(np.float64)
-        return self._round((_silu(g) if activation == "silu" else _gelu_tanh(g)) * u)
+        return self._round(_ACTIVATIONS[activation](g) * u)
+
+    def up(
+        self, x: Floats, weight: ReferenceMatrix, activation: Activation, *, bias: Floats | None = None
+    ) -> Floats:
+        y = self.linear(x, weight, bias=bias).astype(np.float64)
+        return self._round(_ACTIVATIONS[activation](y))
 
     def select_logits_rows(self, x: Floats) -> Floats:
         selected: Floats = x[self._batch.logits_rows]
@@ -300,9 +318,10 @@ class ReferenceOps:
         head_dim: int,
     ) -> Floats:
         """Projected, biased, normed and rotated heads: [T, heads, head_dim]."""
-        heads = self.linear(x, weight, bias=bias).reshape(len(x), -1, head_dim)
-        if gain is not None:
-            heads = self._round(_rms_norm(heads, gain, eps))
+        row = self.linear(x, weight, bias=bias)
+        if gain is not None:  # of every head, or of the row
+            row = self._round(_rms_norm(row.reshape(len(x), -1, len(gain)), gain, eps))
+        heads = row.reshape(len(x), -1, head_dim)
         return heads if rope is None else self._round(_rotate(heads, rope))
 
     def _slots(self, group: int, request: int, seq_len: int) -> NDArray[np.int64]:
@@ -384,3 +403,9 @@ def _gelu_tanh(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Source: Gaussian error linear units (arXiv 1606.08415), the tanh form."""
     result: NDArray[np.float64] = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     return result
+
+
+_ACTIVATIONS: Mapping[Activation, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "silu": _silu,
+    "gelu_tanh": _gelu_tanh,
+}

@@ -115,9 +115,11 @@ def test_gemma3_scales_the_rope_of_full_layers_only(tmp_path: Path) -> None:
     assert rope_of(config, 5).factor == 8.0
 
 
-def test_rotated_pairs_are_adjacent_in_files_of_llamas_relatives_only(tmp_path: Path) -> None:  # known fault B90
-    adjacent = {a for a in ARCHITECTURES if rope_of(config_of(tmp_path, a)).style == "interleaved"}
-    assert adjacent == {"llama", "granite", "smollm3"}
+def test_rotated_pairs_are_adjacent_in_few_files(tmp_path: Path) -> None:  # known fault B90
+    """Converters permute q and k of llama and its relatives; GLM-4 is made like this; GPT-2 rotates nothing."""
+    rotating = [a for a in ARCHITECTURES if a != "gpt2"]
+    adjacent = {a for a in rotating if rope_of(config_of(tmp_path, a)).style == "interleaved"}
+    assert adjacent == {"llama", "granite", "smollm3", "glm4"}
 
 
 def test_a_missing_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:

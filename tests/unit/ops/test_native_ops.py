@@ -17,7 +17,7 @@ from golden_models import CASES, COLUMN_STEP, GOLDEN_DIR, GoldenCase
 from hotloop import _native
 from hotloop.config import ActivationDtype, EngineConfig
 from hotloop.engine.model_runner import ModelRunner
-from hotloop.errors import ModelFileError
+from hotloop.errors import InvalidRequestError, ModelFileError
 from hotloop.kv_cache.manager import KVCacheManager
 from hotloop.models.config import kv_groups
 from hotloop.models.reference import reference_logits
@@ -212,6 +212,13 @@ def test_linear_scales_before_the_residual_to_the_bit(isa: str, tmp_path: Path) 
     expected = (plain + contents["bias"]) * np.float32(scale) + residual
     np.testing.assert_array_equal(scaled, expected)
     np.testing.assert_array_equal(run(lambda ops, x: ops.linear(x, matrix("w"), scale=scale)), plain * np.float32(scale))
+
+
+def test_no_position_beyond_the_learned_ones(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "m.gguf", "gpt2", context_length=64)
+    assert runner_of(path).max_model_len == 64
+    with pytest.raises(InvalidRequestError, match=r"max_model_len is 65, .* 64 positions"):
+        runner_of(path, max_model_len=65)
 
 
 def test_softcaps(tmp_path: Path) -> None:
