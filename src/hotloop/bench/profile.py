@@ -19,6 +19,7 @@ _TENSORS = {
     "qkv": ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_qkv.weight"),
     "attn_output": ("attn_output.weight",),
     "gate_up": ("ffn_gate.weight", "ffn_up.weight"),
+    "up": ("ffn_up.weight",),  # where there is no gate
     "ffn_down": ("ffn_down.weight",),
 }
 
@@ -41,7 +42,7 @@ def op_kinds(ops: Sequence[str]) -> list[str]:
     source = ""
     for op in ops:
         if op == "linear":
-            kinds.append({"attention": "attn_output", "gate_up": "ffn_down"}.get(source, "lm_head"))
+            kinds.append({"attention": "attn_output", "gate_up": "ffn_down", "up": "ffn_down"}.get(source, "lm_head"))
         else:
             kinds.append(op)
         if op != "quantize":

@@ -11,6 +11,7 @@ def test_linear_is_named_by_its_source() -> None:
     kinds = op_kinds(ops)
     assert [k for k, op in zip(kinds, ops, strict=True) if op == "linear"] == ["attn_output", "ffn_down", "lm_head"]
     assert [k for k, op in zip(kinds, ops, strict=True) if op != "linear"] == [op for op in ops if op != "linear"]
+    assert op_kinds(["layer_norm", "up", "linear"]) == ["layer_norm", "up", "ffn_down"]
 
 
 def test_profile_accounts_for_every_op_and_computes_the_same(gguf: GGUFFile) -> None:
