@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from hotloop import LLM, SamplingParams
 from hotloop.weights.gguf import GGUFFile
 from tiny_models import random_tokens, write_tiny_model
 
+SCHEMA = tomllib.loads((files("hotloop.telemetry") / "schema.toml").read_text())["quantize_file"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
 
 
@@ -48,6 +51,7 @@ def test_on_loading_and_as_a_file_it_is_the_same_model(
     facts = json.loads(result.stdout)
     assert facts["file_bytes"] == out.stat().st_size < source.stat().st_size
     assert facts["type"] == name
+    assert facts.keys() == SCHEMA.keys() - {"quality"}
     answers = [
         LLM(path, **options, max_model_len=64).generate([{"prompt_token_ids": random_tokens(3, 20)}], GREEDY)[0].outputs[0]
         for path, options in ((source, {"quantize": name}), (out, {}), (source, {"quantize": name, "threads": 2}))

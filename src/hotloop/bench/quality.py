@@ -21,7 +21,8 @@ from hotloop.weights.model_file import ModelFile
 Floats = NDArray[np.floating]
 
 _BLOCK_TOKENS = 16
-_CHUNK_TOKENS = 64  # of one step; logits of all of them are in memory
+CHUNK_TOKENS = 64
+"""Of one step: logits of all of them are in memory."""
 _ROWS_AT_A_TIME = 8  # a row of a 262,144-token vocabulary is 2 MB in float64
 
 
@@ -65,7 +66,7 @@ def measure(token_ids: Sequence[int], reference: Iterable[Floats], other: Iterab
             p, q = (_log_softmax(each) for each in rows)
             kl.append((np.exp(p) * (p - q)).sum(axis=1))
             same.append(rows[0].argmax(axis=1) == rows[1].argmax(axis=1))
-            targets = np.asarray(token_ids[start + first + 1 : start + first + 1 + len(p)])
+            targets = np.asarray(token_ids[start + first + 1 : start + first + 1 + len(p)], np.int64)
             for part, logprobs in zip(nll, (p, q), strict=True):
                 part.append(-logprobs[np.arange(len(targets)), targets])
         start += len(chunks[0])
@@ -84,29 +85,29 @@ def native_logits(
     token_ids: Sequence[int],
     *,
     activations: ActivationDtype,
+    layers: range | None = None,
     threads: int | None = None,
     isa: str = "",
 ) -> Iterator[NDArray[np.float32]]:
-    """Logits [<= 64, vocab_size] of every position, a chunk at a time, f32 KV; each valid until the next.
+    """Logits [<= 64, vocab_size] of every position, a chunk at a time, f32 KV; each valid until the next. layers: None for all.
 
     The model is loaded before the first chunk, so a wrong one raises here: ModelFileError, CapacityError.
     """
     layout = KVLayout(kv_groups(load_model_spec(model_file).config), _BLOCK_TOKENS, "f32")
     config = EngineConfig(
         max_model_len=len(token_ids), block_size=_BLOCK_TOKENS, kv_dtype="f32",
-        max_num_seqs=_CHUNK_TOKENS, max_num_batched_tokens=_CHUNK_TOKENS,
+        max_num_seqs=CHUNK_TOKENS, max_num_batched_tokens=CHUNK_TOKENS,
         kv_cache_memory_bytes=layout.blocks_for(len(token_ids)) * layout.block_bytes,
         threads=threads, activations=activations, isa=isa,
     )  # fmt: skip
-    return _chunk_logits(ModelRunner(model_file, config), token_ids)
+    return _chunk_logits(ModelRunner(model_file, config), token_ids, layers)
 
 
-def _chunk_logits(runner: ModelRunner, token_ids: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+def _chunk_logits(runner: ModelRunner, token_ids: Sequence[int], layers: range | None) -> Iterator[NDArray[np.float32]]:
     manager = KVCacheManager(runner.storage.layout, runner.storage.num_blocks)
-    for begin in range(0, len(token_ids), _CHUNK_TOKENS):
-        ids = list(token_ids[begin : begin + _CHUNK_TOKENS])
+    for begin in range(0, len(token_ids), CHUNK_TOKENS):
+        ids = list(token_ids[begin : begin + CHUNK_TOKENS])
         allocated = manager.allocate("text", begin + len(ids))
         assert allocated, "the pool has room for the text"
-        yield runner.forward(
-            build_batch([Chunk(ids, begin, manager.block_tables("text"), "all")], manager.layout.block_sizes)
-        )
+        chunk = Chunk(ids, begin, manager.block_tables("text"), "all")
+        yield runner.program(layers).replay(build_batch([chunk], manager.layout.block_sizes))

@@ -27,6 +27,7 @@ COMMANDS = {
     "pull": ("hotloop.cli.pull", "Download a model (go on with it), or check a local one."),
     "rm": ("hotloop.cli.rm", "Delete a pulled model."),
     "quantize": ("hotloop.cli.quantize", "Write a model in fewer bits."),
+    "check": ("hotloop.cli.check", "Test that this machine computes a model right."),
     "inspect": ("hotloop.cli.inspect_model", "Show what is in a model file and what it needs."),
     "bench": ("hotloop.cli.bench", "Measure a model on this machine, or a server under load."),
     "machine": ("hotloop.cli.machine", "Measure this machine's read bandwidth."),

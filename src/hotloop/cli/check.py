@@ -1,0 +1,57 @@
+"""`hotloop check MODEL`: does this machine compute a model right?"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from hotloop.cli import options as opt
+
+
+def command(
+    model: opt.Model,
+    tokens: Annotated[int, typer.Option(min=2, max=64, help="Positions to compare.")] = 48,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; the text goes to stderr.")] = False,
+    quantize: opt.Quantize = None,
+    threads: opt.Threads = None,
+    isa: Annotated[
+        str | None, typer.Option(help="Kernel set; compared with scalar. Default: all that this machine can run.")
+    ] = None,
+    yes: opt.Yes = False,
+) -> None:
+    """Compare a model's logits on this machine with the reference op set, and all kernel sets with each other.
+
+    Exit status 0 if all is within its limit, 1 if not. Of large models the first layers are computed. What is compared, and
+    where the limits come from: docs/quantization.md.
+    """
+    import dataclasses
+    import json
+
+    from hotloop.bench.check import check_model
+    from hotloop.bench.quality import quality_text
+    from hotloop.cli.models import require_model
+    from hotloop.text.tokenizer import Tokenizer
+    from hotloop.weights.quantized_model import open_quantized
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    path = require_model(model, yes=yes)
+    with open_quantized(path, quantize, threads=threads) as model_file:
+        ids = Tokenizer.from_metadata(model_file.metadata).encode(quality_text())[:tokens]
+        result = check_model(model_file, ids, threads=threads, isa=isa or "", report=tell)
+    for check in result.checks:
+        relation = "of" if check.limit == 1 else "at most"
+        tell(
+            f"{'pass' if check.passed else 'FAIL'}  {check.name:<34} {check.value:<12.6g} {relation} {check.limit:.6g}"
+        )
+    verdict = "pass" if result.passed else "FAIL: this machine does not compute this model right; please report it"
+    tell(
+        f"{verdict}: {result.positions} positions, {result.layers} of {result.all_layers} layers, kernel sets "
+        f"{', '.join(result.isas)}; int8 activations cost {result.int8_kl_nats:.4f} nats here"
+    )
+    if as_json:
+        print(json.dumps({"path": str(path), "passed": result.passed, **dataclasses.asdict(result)}))
+    raise typer.Exit(0 if result.passed else 1)

@@ -1,0 +1,140 @@
+"""`hotloop check`: passes on a model that is computed right, and finds one that is not."""
+
+import json
+import tomllib
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hotloop import _native
+from hotloop.bench import check
+from hotloop.bench.check import CheckResult, check_model
+from hotloop.bench.quality import measure, quality_text
+from hotloop.cli import main as cli
+from hotloop.errors import InvalidRequestError
+from hotloop.quant.formats import quantize
+from hotloop.weights.open_model import open_model
+from hotloop.weights.quantized_model import open_quantized
+from tiny_folders import write_tiny_folder
+from tiny_models import random_tokens, write_tiny_model
+
+SCHEMA = tomllib.loads((files("hotloop.telemetry") / "schema.toml").read_text())
+IDS = random_tokens(2, 24)
+
+
+def result_of(path: Path, quantize: str | None = None, isa: str = "") -> CheckResult:
+    with open_quantized(path, quantize) as model:
+        return check_model(model, IDS, threads=1, isa=isa, report=lambda _: None)
+
+
+def failed(result: CheckResult) -> list[str]:
+    return [each.name for each in result.checks if not each.passed]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "formats"), [("llama", "Q4_K"), ("gemma3", "Q8_0"), ("qwen2", "BF16"), ("qwen3", "IQ4_XS")]
+)
+def test_a_model_that_is_computed_right(architecture: str, formats: str, tmp_path: Path) -> None:
+    result = result_of(write_tiny_model(tmp_path / "tiny.gguf", architecture, formats=formats))
+    assert failed(result) == []
+    assert result.passed
+    assert result.isas == tuple(_native.usable_isas())
+    assert result.layers == result.all_layers
+    assert len(result.checks) == 3 + len(result.isas)
+    assert (result.int8_kl_nats > 0) == (formats != "BF16")
+
+
+def test_a_folder_that_is_quantized_on_the_way(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "folder", "llama", dtype="BF16")
+    result = result_of(folder, "q4_0", isa="scalar")
+    assert result.passed
+    assert result.isas == ("scalar",)
+
+
+def test_of_a_large_model_the_first_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf", num_layers=3, formats="Q8_0")
+    monkeypatch.setattr(check, "_MAX_WEIGHTS", 3 * 300 * 64 + 2 * 32_000)
+    result = result_of(path, isa="scalar")
+    assert result.passed
+    assert (result.layers, result.all_layers) == (2, 3)
+    monkeypatch.setattr(check, "_MAX_WEIGHTS", 1)
+    assert result_of(path, isa="scalar").layers == 1
+
+
+def test_logits_of_another_model_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = (write_tiny_model(tmp_path / f"{seed}.gguf", seed=seed, formats="Q8_0") for seed in (0, 1))
+    right: Callable[..., object] = check.native_logits
+
+    def wrong(model: object, *args: object, **kwargs: object) -> object:
+        with open_model(other) as other_model:
+            return right(other_model, *args, **kwargs)
+
+    monkeypatch.setattr(check, "native_logits", wrong)
+    assert failed(result_of(path, isa="scalar")) == [
+        "f32_activations_mean_kl_nats", "f32_activations_top1_agreement", "int8_activations_mean_kl_nats",
+    ]  # fmt: skip
+
+
+def test_a_kernel_set_with_other_bits_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    isas = _native.usable_isas()
+    if len(isas) < 2:
+        pytest.skip("this machine has one kernel set")
+    right = check.native_logits
+
+    def wrong(*args: object, isa: str, **kwargs: object) -> object:
+        for logits in right(*args, isa=isa, **kwargs):  # type: ignore[arg-type]
+            yield logits * np.float32(1 + 2**-23) if isa == "scalar" else logits
+
+    monkeypatch.setattr(check, "native_logits", wrong)
+    assert failed(result_of(write_tiny_model(tmp_path / "tiny.gguf", formats="Q8_0"))) == [f"bits_of_{isas[0]}_and_scalar"]
+
+
+def test_weights_that_give_no_numbers_fail(tmp_path: Path) -> None:
+    bad = np.full((64, 64), np.nan, np.float32)
+    tensors = {"blk.0.attn_output.weight": ("F16", (64, 64), quantize("F16", bad))}
+    path = write_tiny_model(tmp_path / "bad.gguf", formats="F16", tensors=tensors)  # type: ignore[arg-type]
+    assert "finite_logits" in failed(result_of(path, isa="scalar"))
+
+
+def test_an_unknown_kernel_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="'sse9' is not usable"):
+        result_of(write_tiny_model(tmp_path / "tiny.gguf"), isa="sse9")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
+    monkeypatch.setattr("sys.argv", ["hotloop", *map(str, args)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf", formats="Q8_0")
+    options = ("--tokens", 8, "--isa", "scalar", "--threads", 1)
+    assert run(monkeypatch, "check", path, *options, "--json") == 0
+    out, err = capsys.readouterr()
+    assert set(json.loads(out)) == set(SCHEMA["check"])
+    assert "\npass: 8 positions, 2 of 2 layers, kernel sets scalar" in err
+    monkeypatch.setattr(check, "MAX_FLOAT_KL_NATS", -1.0)
+    assert run(monkeypatch, "check", path, *options) == 1
+    assert "FAIL  f32_activations_mean_kl_nats" in capsys.readouterr().out
+
+
+def test_distances_by_hand() -> None:
+    p, q = np.log([[0.5, 0.5, 1e-30], [0.25, 0.75, 1e-30]]), np.log([[0.25, 0.75, 1e-30], [0.4, 0.6, 1e-30]])
+    figures = measure([0, 1], [p[:1], p[1:]], [q[:1], q[1:]]).figures()
+    assert set(figures) == set(SCHEMA["quality"])
+    kl = [0.5 * np.log(2) + 0.5 * np.log(2 / 3), 0.25 * np.log(0.25 / 0.4) + 0.75 * np.log(0.75 / 0.6)]
+    np.testing.assert_allclose([figures["mean_kl_nats"], figures["max_kl_nats"]], [np.mean(kl), max(kl)])
+    np.testing.assert_allclose([figures["source_perplexity"], figures["perplexity"]], [1 / 0.5, 1 / 0.75])
+    assert (figures["positions"], figures["top1_agreement"]) == (2, 0.5)
+
+
+def test_the_text_has_several_languages_and_code() -> None:
+    text = quality_text()
+    assert "def " in text
+    assert "柳树" in text
+    assert 4000 < len(text.encode()) < 6000
