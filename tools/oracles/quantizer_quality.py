@@ -3,12 +3,13 @@
     python tools/oracles/quantizer_quality.py MODEL.gguf ... --llama-python PYTHON [--types q4_0 q4_k_m q8_0]
         [--results build/oracles] [--tokens 1024]
 
-MODEL: any file. The source that both quantize is its weights as F16, each moved by up to half a step of its own group (the same
-way in every run): weights that lie on a grid already are no test, because a quantizer that finds the grid loses nothing. The
-noise is as large as the error of the file's own quantization, so the source is a model about as good. Compared are the formats of all tensors, their bytes,
-and, where bytes differ, the divergence from the source with float activations: that of the weights alone. llama.cpp must load
-our file and, with quantized activations of its own, mostly continue a text as it does with its own file. Per type one line,
-then one line of JSON. Exit status 1 if a mean KL is more than 1.05 times llama.cpp's.
+MODEL: any file. The source that both quantize is its weights as F16, each moved by up to half a step of its own group, the
+same way in every run: weights that lie on a grid already are no test, because a quantizer that finds the grid loses nothing.
+The noise is as large as the error of the file's own quantization, so the source is a model about as good.
+
+Compared are the formats of all tensors, their bytes, and, where bytes differ, the divergence from the source with float
+activations: that of the weights alone. llama.cpp must load our file, and continues a text with both. Per type one line, then
+one line of JSON. Exit status 1 if a mean KL is more than 1.05 times llama.cpp's.
 """
 
 from __future__ import annotations
