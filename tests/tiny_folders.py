@@ -40,8 +40,35 @@ _GEMMA_BLOCK = _BLOCK | {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _PHI_BLOCK = _BLOCK | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_BLOCKS = {"gemma2": _GEMMA_BLOCK, "gemma3": _GEMMA_BLOCK, "phi3": _PHI_BLOCK}
+_GPT2_BLOCK = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_GLM_BLOCK = _BLOCK | {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_BLOCKS = {
+    "gemma2": _GEMMA_BLOCK,
+    "gemma3": _GEMMA_BLOCK,
+    "glm4": _GLM_BLOCK,
+    "gpt2": _GPT2_BLOCK,
+    "olmo2": _GEMMA_BLOCK,
+    "phi3": _PHI_BLOCK,
+    "starcoder2": _BLOCK | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+}
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_GPT2_TOP = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
 CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -52,6 +79,11 @@ CLASSES = {
     "granite": "GraniteForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
 }
 _CLASS_KEYS: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0},
@@ -89,6 +121,8 @@ def write_tiny_folder(
         values = checkpoint_tensor(tiny, seed, name, shape)
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values - np.float32(1)
+        if architecture == "gpt2" and name.startswith("blk.") and values.ndim == 2:
+            values = values.T
         own_dtype = vector_dtype if values.ndim == 1 and vector_dtype is not None else dtype
         contents[checkpoint_name(architecture, name)] = stored(own_dtype, values)
     contents |= tensors or {}
@@ -105,15 +139,19 @@ def write_tiny_folder(
 def checkpoint_name(architecture: str, name: str) -> str:
     """The checkpoint's name of a GGUF tensor."""
     stem, _, suffix = name.rpartition(".")
-    if stem in _TOP:
-        return f"{_TOP[stem]}.{suffix}"
+    top, layers = (_GPT2_TOP, "transformer.h") if architecture == "gpt2" else (_TOP, "model.layers")
+    if stem in top:
+        return f"{top[stem]}.{suffix}"
     _, layer, part = stem.split(".")
-    return f"model.layers.{layer}.{_BLOCKS.get(architecture, _BLOCK)[part]}.{suffix}"
+    return f"{layers}.{layer}.{_BLOCKS.get(architecture, _BLOCK)[part]}.{suffix}"
 
 
 def folder_config(tiny: TinyConfig) -> dict[str, Any]:
     """config.json, in the form of before rope_parameters."""
-    architecture = "mistral" if tiny.architecture == "llama" and tiny.window else tiny.architecture
+    if tiny.architecture == "gpt2":
+        return _gpt2_config(tiny)
+    architecture = {"llama": "mistral", "olmo2": "olmo3"}.get(tiny.architecture) if tiny.window else None
+    architecture = architecture or tiny.architecture
     config: dict[str, Any] = {
         "architectures": [CLASSES[architecture]],
         "model_type": "gemma3_text" if architecture == "gemma3" else architecture,
@@ -125,7 +163,7 @@ def folder_config(tiny: TinyConfig) -> dict[str, Any]:
         "head_dim": tiny.head_dim,
         "vocab_size": tiny.vocab_size,
         "max_position_embeddings": tiny.context_length,
-        "rms_norm_eps": 1e-6,
+        "norm_epsilon" if architecture == "starcoder2" else "rms_norm_eps": 1e-6,
         "rope_theta": tiny.rope_base,
         "tie_word_embeddings": tiny.tied,
         "torch_dtype": "float32",
@@ -136,15 +174,38 @@ def folder_config(tiny: TinyConfig) -> dict[str, Any]:
     if architecture in ("gemma2", "gemma3"):
         config |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": tiny.head_dim}
     else:
-        config["hidden_act"] = "silu"
+        config["hidden_act"] = "gelu_pytorch_tanh" if architecture == "starcoder2" else "silu"
     config |= _CLASS_KEYS.get(architecture, {})
-    if architecture in ("llama", "granite", "smollm3"):
+    if architecture in ("llama", "granite", "smollm3", "glm4"):
         config["attention_bias"] = tiny.qkv_bias
+    if architecture == "starcoder2":
+        config["use_bias"] = tiny.qkv_bias
+    if tiny.rotary_dim is not None:
+        config["partial_rotary_factor"] = tiny.rotary_dim / tiny.head_dim
     if tiny.window is not None:
         config["sliding_window"] = tiny.window
     if architecture == "mistral":
         config.setdefault("sliding_window", None)
     return config
+
+
+def _gpt2_config(tiny: TinyConfig) -> dict[str, Any]:
+    return {
+        "architectures": [CLASSES["gpt2"]],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "attn_pdrop": 0.1,
+        "layer_norm_epsilon": 1e-6,
+        "n_ctx": tiny.context_length,
+        "n_embd": tiny.hidden_size,
+        "n_head": tiny.num_heads,
+        "n_inner": tiny.intermediate_size,
+        "n_layer": tiny.num_layers,
+        "n_positions": tiny.context_length,
+        "summary_type": "cls_index",
+        "tie_word_embeddings": tiny.tied,
+        "vocab_size": tiny.vocab_size,
+    }
 
 
 def write_weights(path: Path, tensors: Mapping[str, Stored], num_shards: int = 1) -> list[Path]:

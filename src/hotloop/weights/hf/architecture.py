@@ -93,11 +93,16 @@ LLAMA_TENSORS: Mapping[str, str | Rule] = {
 """The names that most classes use; the others are changes of it."""
 
 
-def dense_metadata(config: HFConfig, *, activation: str = "silu", act_key: str = "hidden_act") -> Metadata:
+def dense_metadata(
+    config: HFConfig, *, activation: str = "silu", act_key: str = "hidden_act", layer_norm: bool = False
+) -> Metadata:
     """The keys that dense decoders share, with the rope of all layers. Raises ModelFileError naming the key at fault."""
-    config.require(act_key, *_ACTIVATIONS[activation])
+    config.require(act_key, *ACTIVATIONS[activation])
     metadata = sizes(config)
-    metadata["attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps")
+    if layer_norm:
+        metadata["attention.layer_norm_epsilon"] = config.number("norm_epsilon")
+    else:
+        metadata["attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps")
     section = rope_section(config)
     metadata["rope.dimension_count"] = rotated(config, section, head_size(config))
     return metadata | rope_metadata(config, section)
@@ -127,7 +132,7 @@ def head_size(config: HFConfig) -> int:
     return config.size("head_dim", max(hidden // heads, 1))
 
 
-_ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
+ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "silu": ("silu", "swish"),
     "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
 }

@@ -43,7 +43,7 @@ def test_same_configuration_tensors_and_logits(tmp_path: Path, case: GoldenCase)
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3", "gpt2"])
 def test_half_precision_stays_as_it_is(tmp_path: Path, architecture: str, dtype: str) -> None:
     write_tiny_folder(tmp_path / "f", architecture, dtype=dtype, vector_dtype="F32")
     write_tiny_model(tmp_path / "m.gguf", architecture, formats=dtype)
