@@ -2,8 +2,8 @@
 
 python benchmarks/engine/speculation.py MODEL [--batch 1,8] [--rounds 5] [--tokens 160]
 
-The form is JSON with long names of properties and enumerated values: about a quarter of its tokens are forced. Plain requests of
-the same number, without a form, run beside the formed ones in a second comparison.
+The form is JSON with long names of properties and enumerated values: about a quarter of its tokens are forced. Plain
+requests of the same number, without a form, run beside the formed ones in a second comparison.
 """
 
 import argparse
