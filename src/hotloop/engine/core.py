@@ -260,7 +260,9 @@ class EngineCore:
     def _without_the_dead(self, output: SchedulerOutput) -> SchedulerOutput:
         lives = self._lives
         forks = {parent: tuple(c for c in children if lives(c)) for parent, children in output.forks.items()}
-        return replace(output, scheduled=tuple(s for s in output.scheduled if lives(s.request)), forks=forks)
+        scheduled = tuple(s for s in output.scheduled if lives(s.request))
+        num_drafts = sum(s.num_draft_tokens for s in scheduled)
+        return replace(output, scheduled=scheduled, forks=forks, num_draft_tokens=num_drafts)
 
     def _lives(self, request: Request) -> bool:
         live = self._live.get(request.request_id)

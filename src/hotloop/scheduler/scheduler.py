@@ -139,8 +139,8 @@ class Scheduler:
             request.num_scored_tokens += len(scores)
             if num_drafts:
                 self._settle_drafts(request, start, tokens, finished)
-            else:
-                self._advance(request, start + num_tokens, tokens, finished)
+                continue
+            self._advance(request, start + num_tokens, tokens, finished)
             if num_tokens > 1:
                 self._prospects_changed()  # the prefix cache knows more of a prompt
         for children in output.forks.values():
