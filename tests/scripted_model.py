@@ -9,7 +9,7 @@ own, and the EOS token follows the last. A chat's prompt ends with a newline, wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,20 @@ _LOGIT = 30.0
 _NUM_BASE_TOKENS = 267  # of the tiny tokenizer: bytes, merges, control tokens
 EOS_ID = _NUM_BASE_TOKENS - 1
 
+_NORMAL, _USER_DEFINED = 1, 4
+_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # text finds these, as in the vocabularies of such models
+
 Script = Sequence[str | bytes]
 
 
-def write_scripted_model(path: Path, scripts: Sequence[Script], *, context_length: int = 2048) -> list[int]:
-    """Write the model and return for each script the token id that starts it (its text is ">")."""
+def write_scripted_model(
+    path: Path,
+    scripts: Sequence[Script],
+    *,
+    context_length: int = 2048,
+    metadata: Mapping[str, WritableValue | None] | None = None,
+) -> list[int]:
+    """Write the model and return for each script the token id that starts it (its text is ">"). metadata: keys more."""
     pieces = [piece for script in scripts for piece in (">", *script)]
     starts, successors = _successors(scripts)
     embeddings = _hadamard(_HIDDEN_SIZE)[: len(successors)]
@@ -46,7 +55,7 @@ def write_scripted_model(path: Path, scripts: Sequence[Script], *, context_lengt
     }
     write_tiny_model(
         path,
-        metadata=_tokenizer(pieces),
+        metadata={**_tokenizer(pieces), **(metadata or {})},
         tensors={name: ("F32", values.shape, values.tobytes()) for name, values in tensors.items()},
         hidden_size=_HIDDEN_SIZE,
         vocab_size=len(successors),
@@ -71,12 +80,13 @@ def _successors(scripts: Sequence[Script]) -> tuple[list[int], list[int]]:
 
 
 def _tokenizer(pieces: Sequence[str | bytes]) -> dict[str, WritableValue | None]:
-    """The tiny tokenizer's keys, and the pieces as ordinary tokens that no text is ever encoded to."""
+    """The tiny tokenizer's keys, and the pieces as ordinary tokens that no text but that of tags is ever encoded to."""
     characters = byte_alphabet()
     raw = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
     texts = ["".join(characters[byte] for byte in piece) for piece in raw]
     metadata = tokenizer_metadata(_NUM_BASE_TOKENS)
-    types = np.concatenate([np.asarray(metadata["tokenizer.ggml.token_type"]), np.ones(len(pieces), np.int32)])
+    piece_types = [_USER_DEFINED if piece in _TAGS else _NORMAL for piece in pieces]
+    types = np.concatenate([np.asarray(metadata["tokenizer.ggml.token_type"]), np.array(piece_types, np.int32)])
     tokens = metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list)
     return {**metadata, "tokenizer.ggml.tokens": tokens + texts, "tokenizer.ggml.token_type": types}

@@ -29,9 +29,10 @@ class EngineConfig:
     max_num_seqs requests of max_model_len, at most half of the free memory. enable_prefix_caching: prompts that begin alike
     share blocks. scheduling_policy: who runs first, by arrival or by (priority, arrival). speculation: "forced" verifies in
     one step tokens that the form of an answer leaves no choice about. threads: None for the physical cores this process may
-    use. isa: kernel set, "" for the best (or $HOTLOOP_ISA). quantize: what weights of floats become on loading; None for
-    as they are. activations: "f32" is a test mode that skips activation quantization. recommended_sampling: requests that
-    leave a sampling parameter open get the model's recommendation (catalog, generation_config.json), not the neutral value.
+    use. tool_format: how the model writes tool calls (docs/tool_calls.md), None for what its chat template asks for. isa:
+    kernel set, "" for the best (or $HOTLOOP_ISA). quantize: what weights of floats become on loading; None for as they are.
+    activations: "f32" is a test mode that skips activation quantization. recommended_sampling: requests that leave a
+    sampling parameter open get the model's recommendation (catalog, generation_config.json), not the neutral value.
 
     Raises: InvalidRequestError naming the field and the allowed values.
     """
@@ -47,6 +48,7 @@ class EngineConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     speculation: Speculation = "forced"
     threads: int | None = None
+    tool_format: str | None = None
     isa: str = field(default_factory=lambda: os.environ.get("HOTLOOP_ISA", ""))
     quantize: QuantizationName | None = None
     activations: ActivationDtype = "int8"

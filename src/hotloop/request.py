@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, NewType
 
 from hotloop.sampling_params import SamplingParams
 
 RequestId = NewType("RequestId", str)
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort"]  # an engine ends with a stop or at a length
 ErrorKind = Literal["internal", "invalid", "deadline", "engine_dead", "shutdown"]  # of a request that ended with an error
 RestartReason = Literal["died", "stalled"]  # of an engine's process
 
@@ -146,9 +147,50 @@ class Logprob:
     decoded_token: str
 
 
+class MessagePart(NamedTuple):
+    """A piece of an assistant's message. call: begins tool call number ``call``, whose name is the text and whose id is
+    ``call_id``; arguments: goes on with that call's."""
+
+    kind: Literal["content", "reasoning", "call", "arguments"]
+    text: str
+    call: int = 0
+    call_id: str = ""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """arguments: JSON, as the model wrote it; cut short where the answer was."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class AssistantMessage:
+    """A choice's text in its parts. num_reasoning_tokens: output tokens up to the end of the reasoning."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    num_reasoning_tokens: int = 0
+
+    def add(self, parts: Iterable[MessagePart]) -> None:
+        for part in parts:
+            if part.kind == "content":
+                self.content += part.text
+            elif part.kind == "reasoning":
+                self.reasoning += part.text
+            elif part.kind == "call":
+                self.tool_calls.append(ToolCall(part.call_id, part.text, ""))
+            else:
+                self.tool_calls[part.call].arguments += part.text
+
+
 @dataclass(slots=True)
 class CompletionOutput:
-    """One choice of a request."""
+    """One choice of a request. text: all that it said. message: the same in its parts, if it is of a chat whose answers may
+    think or call tools."""
 
     index: int
     text: str
@@ -156,6 +198,20 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
+    message: AssistantMessage | None = None
+
+    @property
+    def content(self) -> str:
+        """What is meant for the reader: the text without reasoning and tool calls."""
+        return self.text if self.message is None else self.message.content
+
+    @property
+    def reasoning(self) -> str:
+        return "" if self.message is None else self.message.reasoning
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return [] if self.message is None else self.message.tool_calls
 
 
 @dataclass(slots=True)

@@ -28,11 +28,11 @@ _NUMBERS = (
 )  # fmt: skip
 _INTEGERS = (
     "top_k", "seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "min_tokens", "n", "mirostat",
-    "dry_allowed_length",
+    "dry_allowed_length", "thinking_budget",
 )  # fmt: skip
 _OPTIONAL = frozenset({
     "temperature", "top_p", "min_p", "repetition_penalty", "top_k", "seed", "max_tokens", "logprobs",
-    "prompt_logprobs", "truncate_prompt_tokens", "bad_words",
+    "prompt_logprobs", "truncate_prompt_tokens", "bad_words", "thinking_budget",
 })  # fmt: skip
 # Of the output's ids and a row of logits, or with the prompt's ids before them: the row to draw from.
 LogitsProcessor: TypeAlias = Callable[..., Any]
@@ -66,7 +66,8 @@ class SamplingParams:
     the context. logprobs: of the drawn token and this many top ones per position; logprobs_mode: "raw" is before any
     processing, "processed" is of what the token was drawn from.
     prompt_logprobs: raw ones of the prompt's tokens but the first, and this many top ones per position.
-    structured_outputs: the form that the whole answer must have.
+    structured_outputs: the form that the whole answer must have. thinking_budget: of a chat whose answers may think, at most so
+    many tokens of reasoning; then it is ended.
     logits_processors: at most 16 pure functions (output_token_ids, logits) -> logits, or (prompt_token_ids, output_token_ids,
     logits) -> logits, over float32 [vocab_size]; only where the engine is in this process.
 
@@ -109,6 +110,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
     logits_processors: Sequence[LogitsProcessor] | None = None
+    thinking_budget: int | None = None
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -178,6 +180,8 @@ class SamplingParams:
         _check(self.min_tokens >= 0, "min_tokens", self.min_tokens, "0 or more")
         last = self.truncate_prompt_tokens
         _check(last is None or last >= 1 or last == -1, "truncate_prompt_tokens", last, "1 or more, or -1")
+        budget = self.thinking_budget
+        _check(budget is None or budget >= 0, "thinking_budget", budget, "0 or more tokens")
         mode = self.logprobs_mode
         _check(mode in ("raw", "processed"), "logprobs_mode", mode, '"raw" or "processed"')
 

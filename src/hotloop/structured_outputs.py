@@ -12,7 +12,46 @@ from hotloop.errors import InvalidRequestError
 MAX_SPEC_CHARS = 1 << 16  # every choice of a request takes it to the engine
 MAX_CHOICE_TEXTS = 10_000
 
-_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "calls")
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """A call: ``begin``, JSON that ``schema`` (its text) describes, ``end``. called: the name of the schema in messages."""
+
+    begin: str
+    schema: str
+    end: str
+    called: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """``text`` within free text begins a call. stands_for: the beginning of a call that it takes the place of."""
+
+    text: str
+    stands_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallsForm:
+    """An answer that is calls of tools, or free text with calls in it; `text/tools` makes them.
+
+    forms: of the calls. opening, closing: around each, in pieces; a piece that is the text of a control token stands for it.
+    separator: between calls. triggers: free text goes up to one of these; then comes a call. at_start: triggers count only at
+    the beginning of the answer, after white space, and after such calls the answer ends. must: there is no free text. many:
+    there may be several calls. content_schema: instead of free text, JSON that this describes.
+    """
+
+    forms: tuple[CallForm, ...]
+    opening: tuple[str, ...]
+    closing: tuple[str, ...]
+    separator: str
+    triggers: tuple[Trigger, ...]
+    at_start: bool
+    must: bool
+    many: bool
+    content_schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +60,8 @@ class StructuredOutputsParams:
     matches. choice: texts of which the answer is one. grammar: in Lark's syntax or in GBNF. json_object: any JSON object.
 
     disable_any_whitespace: no optional white space between the parts of JSON; without it a space, or a line end and an
-    indent, may stand wherever JSON allows them. called: the name of the form in messages, if it came under another one.
+    indent, may stand wherever JSON allows them. calls: made of the tools of a conversation, not by users. called: the name of
+    the form in messages, if it came under another one.
 
     Raises: InvalidRequestError naming the field. Whether a schema, regex or grammar can be enforced is found out when it is
     compiled, before the request runs.
@@ -33,6 +73,7 @@ class StructuredOutputsParams:
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
+    calls: CallsForm | None = None
     called: str = field(default="", compare=False, repr=False)
 
     @property

@@ -24,7 +24,7 @@ STRICT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] not in ['system', 'user', 'assistant'] %}"
     "{{ raise_exception('unknown role ' + message['role']) }}{% endif %}"
     "{% if not loop.first and (message['role'] == 'system' or message['role'] == loop.previtem['role']) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}{{ note }}"
 ) + CHAT_TEMPLATE
 
 

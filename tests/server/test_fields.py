@@ -14,6 +14,7 @@ from server.serving import ServerProcess, finish_reasons, stream, strict_json, t
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 CONTEXT = 128  # of the tiny model
 VOCAB_SIZE = 300
 CONTROL_IDS = range(264, 267)
@@ -277,17 +278,20 @@ EFFECTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "stream_options": ("tiny", {**HOT, "stream": True}, {"stream_options": {"include_usage": True}}),
     "timeout_s": ("tiny", HOT, {"timeout_s": 1e-9}),
     "response_format": ("tiny", CHATTING, {"response_format": {"type": "json_object"}}),
+    "tools": ("scripted", CHATTING, {"tools": [TOOL], "tool_choice": "required"}),
+    "tool_choice": ("scripted", {**CHATTING, "tools": [TOOL]}, {"tool_choice": "required"}),
+    "chat_template_kwargs": ("tiny", {**CHATTING, "temperature": 1.5, "seed": 1}, {"chat_template_kwargs": {"note": "x"}}),
     "structured_outputs": ("tiny", HOT, {"structured_outputs": {"choice": ["yes", "no"]}}),
     "truncate_prompt_tokens": ("tiny", HOT, {"truncate_prompt_tokens": 1}),
 }
-ELSEWHERE = {"priority", "cache_salt"}  # they change the order of requests and what is cached
+# They change the order of requests, what is cached, and how many calls there may be (test_tool_calls.py).
+ELSEWHERE = {"priority", "cache_salt", "parallel_tool_calls"}
 NO_EFFECT = {
     "user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "x",
     "prompt_cache_key": "x", "prompt_cache_retention": "24h", "verbosity": "low",
 }  # fmt: skip
 NOT_OFFERED: dict[str, Any] = {
-    "best_of": 2, "suffix": "x", "tools": [{"type": "function"}],
-    "tool_choice": "required", "parallel_tool_calls": 5, "functions": [{}], "function_call": {"name": "f"},
+    "best_of": 2, "suffix": "x", "functions": [{}], "function_call": {"name": "f"},
     "modalities": ["audio"], "audio": {}, "prediction": {}, "reasoning_effort": "low", "web_search_options": {},
 }  # fmt: skip
 

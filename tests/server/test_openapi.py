@@ -85,6 +85,8 @@ def test_what_the_schema_allows_is_accepted(endpoint: Endpoint) -> None:
                 body["logprobs"] = True
             if name == "stream_options":
                 body["stream"] = True
+            if name == "tool_choice" and value is not None:
+                body["tools"] = [{"type": "function", "function": {"name": "a"}}]
             if name == "min_tokens":
                 body["max_tokens"] = 2**63 - 1
             parse_body(endpoint, body)

@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from hotloop import AsyncLLM
+from hotloop.engine.chats import Chat
 from hotloop.server.fields import CHAT, COMPLETIONS
 from server.live import live_server
 
@@ -31,7 +32,7 @@ def test_tokens_and_back(client: httpx.Client, llm: AsyncLLM) -> None:
     assert client.post("/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": text}
     messages = [{"role": "user", "content": text}]
     answer = client.post("/tokenize", json={"messages": messages}).json()
-    assert answer["tokens"] == llm.inputs.chat_token_ids(messages)
+    assert answer["tokens"] == llm.inputs.render(Chat(messages)).token_ids
     assert answer["token_strs"] is None
 
 

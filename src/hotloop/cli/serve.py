@@ -43,6 +43,10 @@ def command(
     scheduling_policy: Annotated[
         str, typer.Option(help="fcfs or priority: whose requests the engine prefers, whatever their keys.")
     ] = "fcfs",
+    tool_format: Annotated[
+        str | None,
+        typer.Option(help="How the model writes tool calls: hermes, llama3-json, generic. Default: by its chat template."),
+    ] = None,
     threads: opt.Threads = None,
     quantize: opt.Quantize = None,
     isa: opt.Isa = None,
@@ -106,5 +110,6 @@ def command(
         "block_size": block_size, "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_dtype": kv_dtype,
         "enable_prefix_caching": enable_prefix_caching, "scheduling_policy": scheduling_policy, "threads": threads,
         "isa": isa, "speculation": speculation, "quantize": quantize, "recommended_sampling": recommended_sampling,
+        "tool_format": tool_format,
     }  # fmt: skip
     run_server(path, engine_options, settings)

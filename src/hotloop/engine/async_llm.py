@@ -7,15 +7,16 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from hotloop.config import EngineConfig
+from hotloop.engine.chats import Chat, Message
 from hotloop.engine.client import EngineClient, EngineInfo
 from hotloop.engine.generation import Generation, StreamChunk, merged
-from hotloop.engine.inputs import Ask, InputProcessor, Message, Prompt
+from hotloop.engine.inputs import Ask, InputProcessor, Prompt
 from hotloop.engine.loading import ConnectedEngine, for_readers, load_engine
 from hotloop.engine.resume import Resume
 from hotloop.errors import HotloopError, InvalidRequestError
@@ -105,7 +106,7 @@ class AsyncLLM:
                 )  # fmt: skip
 
             compiles = sampling_params is not None and sampling_params.structured_outputs is not None
-            is_long = compiles or (isinstance(prompt, str) and len(prompt) > _LONG_TEXT)
+            is_long = compiles or isinstance(prompt, Chat) or (isinstance(prompt, str) and len(prompt) > _LONG_TEXT)
             ask = await asyncio.to_thread(make) if is_long else make()
         parts = self.stream([ask])
         try:
@@ -174,12 +175,20 @@ class AsyncLLM:
         raise AssertionError("a stream ends with its output")
 
     async def chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **options: Any
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> AsyncGenerator[StreamChunk, None]:
-        """Answer one conversation step by step; parameters as ``generate``."""
-        truncates = self._inputs.resolved(sampling_params).truncate_prompt_tokens is not None
-        ids = await asyncio.to_thread(self._inputs.chat_token_ids, messages, truncates=truncates)
-        stream = self.generate({"prompt_token_ids": ids}, sampling_params, **options)
+        """Answer one conversation step by step; parameters as `LLM.chat`, options as ``generate``."""
+        chat = Chat(messages, tools, tool_choice, parallel_tool_calls, chat_template, chat_template_kwargs)
+        stream = self.generate(chat, sampling_params, **options)
         try:
             async for chunk in stream:
                 yield chunk

@@ -8,10 +8,11 @@ from typing import TypeAlias
 
 from hotloop.engine.side_thread import SideThread
 from hotloop.request import Request
-from hotloop.sampling.grammar import Grammar, GrammarCompiler
+from hotloop.sampling.grammar import GrammarCompiler
+from hotloop.sampling.stages import Form
 from hotloop.structured_outputs import StructuredOutputsParams
 
-Grammars: TypeAlias = Mapping[StructuredOutputsParams, Grammar]
+Grammars: TypeAlias = Mapping[StructuredOutputsParams, Form]
 
 
 class Compiling:

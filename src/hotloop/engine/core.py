@@ -130,7 +130,7 @@ class EngineCore:
         for request in requests:
             live = self._live[request.request_id]
             if request.params.structured_outputs is not None:
-                live.constraint = grammars[request.params.structured_outputs].start(request.stop_token_ids)
+                live.constraint = grammars[request.params.structured_outputs].start(request.stop_token_ids, request.thinking)
             live.has_drafts = can_have_drafts(live, self._proposer)
         self.scheduler.add(requests)
 

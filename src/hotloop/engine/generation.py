@@ -9,10 +9,12 @@ from typing import Any
 from hotloop.engine.inputs import Ask
 from hotloop.errors import DeadlineError, EngineDeadError, HotloopError, InvalidRequestError, ShutdownError
 from hotloop.request import (
+    AssistantMessage,
     CompletionOutput,
     ErrorKind,
     FinishReason,
     Logprob,
+    MessagePart,
     Request,
     RequestId,
     RequestOutput,
@@ -20,7 +22,9 @@ from hotloop.request import (
     TokenDelta,
     TokenLogprobs,
 )
+from hotloop.text.message_parser import MessageParser, call_ids, merged_parts
 from hotloop.text.output_processor import OutputProcessor, TextDelta
+from hotloop.text.thinking import ReasoningCounter
 from hotloop.text.tokenizer import Tokenizer
 
 TimingsOf = Callable[[Timeline, int], dict[str, float | int]]  # of a timeline and its number of tokens
@@ -35,7 +39,8 @@ _ERRORS: Mapping[ErrorKind, type[HotloopError]] = {
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
     """What one step added to choice ``index`` of an answer. A choice's last chunk adds nothing: it carries finish_reason,
-    and the last of all the whole answer. logprobs: of token_ids, if asked for. emitted_s:
+    and the last of all the whole answer. parts: of a chat whose answers may think or call tools, what became certain of the
+    message with this text; None where the text is the content. logprobs: of token_ids, if asked for. emitted_s:
     time.perf_counter of the step that made the text certain, 0 where there is none. prompt_logprobs: if asked for, with the
     first chunk of each choice; see RequestOutput."""
 
@@ -47,6 +52,7 @@ class StreamChunk:
     logprobs: list[dict[int, Logprob]] | None = None
     emitted_s: float = 0.0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    parts: list[MessagePart] | None = None
 
 
 def merged(chunks: Sequence[StreamChunk]) -> StreamChunk:
@@ -56,9 +62,10 @@ def merged(chunks: Sequence[StreamChunk]) -> StreamChunk:
     logprobs: list[dict[int, Logprob]] | None = None
     if all(chunk.logprobs is not None for chunk in chunks):
         logprobs = [entry for chunk in chunks for entry in chunk.logprobs or ()]
+    parts = None if chunks[0].parts is None else merged_parts([part for chunk in chunks for part in chunk.parts or ()])
     return StreamChunk(
         "".join(chunk.text for chunk in chunks), [i for chunk in chunks for i in chunk.token_ids], None, None,
-        chunks[0].index, logprobs, chunks[-1].emitted_s, chunks[0].prompt_logprobs,
+        chunks[0].index, logprobs, chunks[-1].emitted_s, chunks[0].prompt_logprobs, parts,
     )  # fmt: skip
 
 
@@ -79,7 +86,8 @@ def as_hotloop_error(error: Exception) -> HotloopError:
 
 @dataclass(slots=True, eq=False)
 class _Choice:
-    """logprobs: of all tokens drawn here; the processor decides which belong to the answer. has_begun: a chunk of it is out."""
+    """logprobs: of all tokens drawn here; the processor decides which belong to the answer. parser, counter: of a message that
+    may have reasoning or tool calls. has_begun: a chunk of it is out."""
 
     request: Request
     processor: OutputProcessor
@@ -87,6 +95,8 @@ class _Choice:
     num_resumed: int
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_drawn: int = 0
+    parser: MessageParser | None = None
+    counter: ReasoningCounter | None = None
     has_begun: bool = False
 
 
@@ -98,6 +108,7 @@ class Generation:
 
     def __init__(self, ask: Ask, tokenizer: Tokenizer, timings_of: TimingsOf) -> None:
         self.requests = ask.requests
+        self._message = ask.message
         self._tokenizer = tokenizer
         self._timings_of = timings_of
         self._choices = {request.request_id: self._choice(request) for request in ask.requests}
@@ -135,6 +146,8 @@ class Generation:
         if delta.prompt_logprobs and self.output.prompt_logprobs is not None:
             self.output.prompt_logprobs += map(self._logprob_entry, delta.prompt_logprobs)
         choice.num_drawn += len(delta.token_ids)
+        if choice.counter is not None:
+            choice.counter.push(delta.token_ids)
         emitted_s = delta.timeline.last_token_s if delta.timeline is not None else 0.0
         is_stop_token = delta.finish_reason == "stop" and delta.token_ids[-1] in choice.request.stop_token_ids
         new = choice.processor.push(delta.token_ids, ends_with_stop_token=is_stop_token)
@@ -155,14 +168,22 @@ class Generation:
         processor = OutputProcessor(
             self._tokenizer, stop=params.stop_strings, include_stop_str=params.include_stop_str_in_output,
             min_tokens=params.min_tokens, skip_special_tokens=params.skip_special_tokens,
+            visible_ids=() if self._message is None else self._message.visible_ids,
             prompt_ids=request.prompt_token_ids,
         )  # fmt: skip
         output = CompletionOutput(request.choice, "", [], [] if params.logprobs is not None else None, None)
         resumed = request.output_token_ids
+        choice = _Choice(request, processor, output, len(resumed))
+        if self._message is not None:
+            output.message = AssistantMessage()
+            ids = call_ids(request.prompt_token_ids, request.seed, request.choice)
+            choice.parser = MessageParser(self._message, ids)
+            if self._message.thinking is not None:
+                choice.counter = ReasoningCounter(self._message.thinking, self._tokenizer)
         if resumed:
             past = processor.push(resumed)
             output.text, output.token_ids = past.text, list(past.token_ids)
-        return _Choice(request, processor, output, len(resumed))
+        return choice
 
     def _emit(self, choice: _Choice, new: TextDelta, emitted_s: float) -> list[StreamChunk]:
         """Append what became certain to the answer, and hand it out unless there is nothing."""
@@ -179,9 +200,25 @@ class Generation:
             output.stop_reason = new.stop
         if new.finish_reason is not None:
             output.finish_reason = "stop" if new.finish_reason == "stop" else "length"
-        if not (new.text or new.token_ids):
+        parts = self._parts(choice, new)
+        if not (new.text or new.token_ids or parts):
             return []
-        return [self._chunk(choice, new.text, list(new.token_ids), logprobs=logprobs, emitted_s=emitted_s)]
+        return [self._chunk(choice, new.text, list(new.token_ids), logprobs=logprobs, emitted_s=emitted_s, parts=parts)]
+
+    def _parts(self, choice: _Choice, new: TextDelta) -> list[MessagePart] | None:
+        """What of the message became certain with this text, appended to it; and what kind of an end it has come to."""
+        output, parser, message = choice.output, choice.parser, choice.output.message
+        if parser is None or message is None:
+            return None
+        parts = parser.feed(new.text)
+        if new.finish_reason is not None:
+            parts = merged_parts([*parts, *parser.finish()])
+            if output.finish_reason == "stop" and parser.has_calls:
+                output.finish_reason = "tool_calls"
+        message.add(parts)
+        if choice.counter is not None:
+            message.num_reasoning_tokens = choice.counter.num_within(len(output.token_ids))
+        return parts
 
     def _chunk(self, choice: _Choice, text: str, token_ids: list[int], **values: Any) -> StreamChunk:
         if not choice.has_begun:

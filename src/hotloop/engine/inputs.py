@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, TypeAlias
 
+from hotloop.engine.chats import MAX_LONG_CHARS, Chat, ChatRenderer, RenderedChat
 from hotloop.engine.resume import Resume
 from hotloop.errors import ContextLengthError, InvalidRequestError
-from hotloop.request import Request, RequestId
+from hotloop.request import Request, RequestId, Thinking
 from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.sampling_params import MAX_CHOICES, SamplingParams
-from hotloop.text.chat_template import ChatTemplate, encode_chat
+from hotloop.text.message_parser import MessageForm
 from hotloop.text.tokenizer import Tokenizer
 from hotloop.text.words import Words
 
 MAX_SALT_CHARS = 1000  # every choice takes it to the engine
-MAX_LONG_CHARS = 1_000_000  # of a text that may be longer than the context
 
-Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]  # text, token ids, or {"prompt_token_ids": [...]}
+# A text, token ids, {"prompt_token_ids": [...]}, or a conversation.
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any] | Chat
 
 _SEED_BITS = 53  # any JSON reader holds such an integer exactly
 
@@ -31,7 +31,7 @@ _SEED_BITS = 53  # any JSON reader holds such an integer exactly
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A prompt on its way: its name, its text if it was one, and a request for each of its choices, choice 0 first.
-    num_truncated_tokens: what truncate_prompt_tokens left out.
+    num_truncated_tokens: what truncate_prompt_tokens left out. message: what its answers are made of, if not of plain text.
 
     The requests' ids are not the name but unlike all before them: the engine may still be at work on one of that name that
     was given up just now.
@@ -41,14 +41,15 @@ class Ask:
     text: str | None
     requests: list[Request]
     num_truncated_tokens: int = 0
+    message: MessageForm | None = None
 
 
 class InputProcessor:
     """Turns prompts, conversations and resumed requests into Requests. Thread-safe.
 
     max_request_tokens: what a request without max_tokens may grow to, where the KV pool is smaller than the context.
-    recommended: the model's sampling defaults. name: of the model, for messages. grammars: the engine's, if it is in this
-    process.
+    recommended: the model's sampling defaults. name: of the model, for messages. tool_format: see `ChatRenderer`. grammars: the
+    engine's, if it is in this process.
     """
 
     def __init__(
@@ -59,16 +60,16 @@ class InputProcessor:
         max_request_tokens: int | None = None,
         recommended: Mapping[str, Any],
         name: str,
+        tool_format: str | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.max_request_tokens = max_model_len if max_request_tokens is None else max_request_tokens
         self.recommended = recommended
-        self._name = name
         self._words = Words(tokenizer)
         self._ids = count()
-        self._template: ChatTemplate | None = None
+        self._chats = ChatRenderer(tokenizer, max_model_len, name=name, tool_format=tool_format)
         self._grammars = grammars or GrammarCompiler(lambda: tokenizer)
 
     def resolved(self, params: SamplingParams | None) -> SamplingParams:
@@ -97,17 +98,25 @@ class InputProcessor:
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s
         _check_options(priority, timeout_s, cache_salt)
         params = self.resolved(params)
+        chat = None
+        truncates = params.truncate_prompt_tokens is not None
+        if isinstance(prompt, Chat):
+            chat = self._chats.render(prompt, truncates=truncates)
+            params, prompt = chat.formed(params), {"prompt_token_ids": chat.token_ids}
+        elif params.thinking_budget is not None:
+            raise InvalidRequestError(f"thinking_budget is {params.thinking_budget}; it is for chats only: leave it out")
         self._check_structure(params)
-        text, ids = self._prompt_token_ids(prompt, parse_special, truncates=params.truncate_prompt_tokens is not None)
+        text, ids = self._prompt_token_ids(prompt, parse_special, truncates=truncates)
         ids, num_truncated = self._truncated(ids, params.truncate_prompt_tokens)
         seed = params.seed if params.seed is not None else secrets.randbits(_SEED_BITS)
         name, first = self._identify(request_id)
-        request = self._request(first, ids, params, seed, arrival_s, priority, timeout_s, cache_salt)
+        thinking = None if chat is None else chat.thinking
+        request = self._request(first, ids, params, seed, arrival_s, priority, timeout_s, cache_salt, thinking)
         choices = [
             replace(request, request_id=RequestId(f"{first}/{i}"), choice=i, parent_id=first, output_token_ids=[])
             for i in range(1, params.n)
         ]
-        return Ask(name, text, [request, *choices], num_truncated)
+        return Ask(name, text, [request, *choices], num_truncated, None if chat is None else chat.message)
 
     def resume(
         self,
@@ -136,10 +145,9 @@ class InputProcessor:
             raise InvalidRequestError("the resumed request uses mirostat and has no mirostat_mu; take it from Resume.of")
         name, first = self._identify(request_id)
         request = self._request(
-            first, list(resume.prompt_ids), params, resume.seed, arrival_s, priority, timeout_s, cache_salt
+            first, list(resume.prompt_ids), params, resume.seed, arrival_s, priority, timeout_s, cache_salt, resume.thinking
         )
         request.choice, request.mirostat_mu = resume.choice, resume.mirostat_mu
-        request.thinking = resume.thinking
         request.output_token_ids = output = list(resume.output_ids)
         if len(output) >= request.max_tokens or (output and output[-1] in request.stop_token_ids):
             raise InvalidRequestError(
@@ -147,24 +155,9 @@ class InputProcessor:
             )
         return Ask(name, None, [request])
 
-    def chat_token_ids(
-        self, messages: Sequence[Message], chat_template: str | None = None, *, truncates: bool = False
-    ) -> list[int]:
-        """The prompt of a conversation. Raises InvalidRequestError if there is no chat template or it refuses.
-
-        chat_template: a jinja2 source to use instead of the model's. truncates: the prompt may be longer than the context,
-        for ``ask`` to cut.
-        """
-        source = self.tokenizer.chat_template if chat_template is None else chat_template
-        if source is None:
-            raise InvalidRequestError(f"{self._name} has no chat template; use generate() (--raw on the command line)")
-        template = self._template
-        if template is None or template.source != source:
-            template = ChatTemplate(source, bos_token=self._token_text("bos"), eos_token=self._token_text("eos"))
-            self._template = template
-        if truncates:
-            return encode_chat(self.tokenizer, template, messages, max_chars=MAX_LONG_CHARS)
-        return encode_chat(self.tokenizer, template, messages, max_tokens=self.max_model_len)
+    def render(self, chat: Chat) -> RenderedChat:
+        """The prompt of a conversation. Raises InvalidRequestError if there is no chat template or it refuses."""
+        return self._chats.render(chat)
 
     def _check_structure(self, params: SamplingParams) -> None:
         """The engine compiles it again and must not be the one to find out."""
@@ -180,10 +173,6 @@ class InputProcessor:
             raise InvalidRequestError(f"request_id is {request_id!r:.60}; it must be a text")
         return request_id, RequestId(f"{request_id}~{number}")
 
-    def _token_text(self, which: str) -> str:
-        token_id = self.tokenizer.bos_token_id if which == "bos" else self.tokenizer.eos_token_id
-        return "" if token_id is None else self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
-
     def _request(
         self,
         request_id: RequestId,
@@ -194,6 +183,7 @@ class InputProcessor:
         priority: int,
         timeout_s: float | None,
         cache_salt: str,
+        thinking: Thinking | None,
     ) -> Request:
         """Choice 0 of a prompt, before its first step. params: resolved."""
         if params.max_tokens is None:
@@ -214,6 +204,7 @@ class InputProcessor:
             cache_salt=cache_salt,
             bad_word_ids=self._words.bad_words(params.bad_words or ()),
             dry_breakers=self._words.breakers(tuple(params.dry_sequence_breakers)) if params.dry_multiplier else (),
+            thinking=thinking,
         )
 
     def _truncated(self, ids: list[int], limit: int | None) -> tuple[list[int], int]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hotloop.config import EngineConfig
+from hotloop.engine.chats import Chat, Message
 from hotloop.engine.client import EngineInfo
 from hotloop.engine.generation import Generation, GenerationError, StreamChunk, as_hotloop_error
-from hotloop.engine.inputs import Ask, InputProcessor, Message, Prompt
+from hotloop.engine.inputs import Ask, InputProcessor, Prompt
 from hotloop.engine.loading import load_engine
 from hotloop.engine.resume import Resume
 from hotloop.engine.router import DeltaRouter, Mailbox
@@ -155,14 +156,24 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of a list of conversations, through the model's chat template or another."""
+        """Answer one conversation, or each of a list of conversations, through the model's chat template or another.
+
+        tools, tool_choice, parallel_tool_calls: as in OpenAI's requests (docs/tool_calls.md). chat_template_kwargs: more
+        variables for the template. A choice's ``content``, ``reasoning`` and ``tool_calls`` are its ``text`` in parts.
+        """
         several = isinstance(messages, Sequence) and messages and isinstance(messages[0], Sequence)
         many: Sequence[Any] = messages if several and not isinstance(messages, str) else [messages]
-        params = _per_prompt(sampling_params, len(many))
-        prompts = [self._chat_prompt(c, chat_template, p) for c, p in zip(many, params, strict=True)]
-        return self.generate(prompts, sampling_params)
+        chats = [
+            Chat(conversation, tools, tool_choice, parallel_tool_calls, chat_template, chat_template_kwargs)
+            for conversation in many
+        ]
+        return self.generate(chats, sampling_params)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, parse_special: bool = False
@@ -175,10 +186,15 @@ class LLM:
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[StreamChunk]:
-        """Answer one conversation step by step."""
-        return self.stream(self._chat_prompt(messages, chat_template, sampling_params), sampling_params)
+        """Answer one conversation step by step; parameters as ``chat``."""
+        chat = Chat(messages, tools, tool_choice, parallel_tool_calls, chat_template, chat_template_kwargs)
+        return self.stream(chat, sampling_params)
 
     def resume(self, resume: Resume) -> Iterator[StreamChunk]:
         """Go on with a request, here or elsewhere begun: chunks of what it had not said; the output is the whole."""
@@ -189,13 +205,7 @@ class LLM:
 
         chat_template: a jinja2 source to use instead of the model's.
         """
-        return self._inputs.chat_token_ids(messages, chat_template)
-
-    def _chat_prompt(
-        self, messages: Sequence[Message], chat_template: str | None, params: SamplingParams | None
-    ) -> dict[str, list[int]]:
-        truncates = self._inputs.resolved(params).truncate_prompt_tokens is not None
-        return {"prompt_token_ids": self._inputs.chat_token_ids(messages, chat_template, truncates=truncates)}
+        return self._inputs.render(Chat(messages, chat_template=chat_template)).token_ids
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 
@@ -254,7 +264,7 @@ class LLM:
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | Mapping | Chat):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
         raise InvalidRequestError(f"prompts are texts or lists of token ids, not {prompts!r:.60}")

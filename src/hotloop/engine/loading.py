@@ -22,6 +22,7 @@ from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.telemetry.ceilings import read_ceiling
 from hotloop.text.tokenizer import Tokenizer
+from hotloop.text.tools.formats import format_for
 from hotloop.weights.quantized_model import Progress, open_quantized
 from hotloop.weights.resolve import resolve
 
@@ -93,6 +94,7 @@ def input_processor(
         max_request_tokens=info.max_request_tokens,
         recommended=applied,
         name=path.name,
+        tool_format=info.config.tool_format,
         grammars=grammars,
     )
 
@@ -105,7 +107,7 @@ def for_readers(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def engine_config(options: Mapping[str, Any]) -> EngineConfig:
-    """Raises InvalidRequestError for an option that EngineConfig does not have, with the nearest name that it has."""
+    """Raises InvalidRequestError as EngineConfig, and for an option that it does not have, with the nearest name it has."""
     known = [f.name for f in fields(EngineConfig)]
     for name in options:
         if name not in known:
@@ -114,4 +116,7 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
                 f"unknown option {name!r}"
                 + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}")
             )
-    return EngineConfig(**options)
+    config = EngineConfig(**options)
+    if config.tool_format is not None:
+        format_for("", config.tool_format)
+    return config

@@ -5,19 +5,29 @@ llguidance parses; this decides what goes in (bytes of the tokens, limits) and w
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hotloop.errors import InvalidRequestError
 from hotloop.sampling.constraint import Mask
-from hotloop.sampling.grammar_source import GrammarSource, grammar_source
+from hotloop.sampling.grammar_source import (
+    GrammarSource,
+    grammar_source,
+    parse_schema,
+    schema_source,
+    schemas_of,
+    triggered_sources,
+)
+from hotloop.sampling.markers import Markers
 from hotloop.sampling.schema_fault import fault_path
+from hotloop.sampling.stages import Form, Formed, Free
+from hotloop.sampling.token_index import TokenIndex
 from hotloop.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -25,7 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MAX_GRAMMARS = 16  # kept compiled
+_MAX_FORMS = 16  # kept compiled
 # The constraints of a grammar share its lexer, which remembers the states it was in. So few that they do not fill it together:
 # whether an answer becomes too complex must be up to itself.
 _MAX_CONSTRAINTS = 64
@@ -56,67 +66,83 @@ class GrammarCompiler:
         self._load_tokens = load_tokens
         self._lock = threading.Lock()
         self._table_lock = threading.Lock()
-        self._table: LLTokenizer | None = None
-        self._grammars: OrderedDict[StructuredOutputsParams, Grammar] = OrderedDict()
+        self._made: tuple[LLTokenizer, TokenIndex] | None = None
+        self._forms: OrderedDict[StructuredOutputsParams, Form] = OrderedDict()
 
-    def cached(self, spec: StructuredOutputsParams) -> Grammar | None:
+    def cached(self, spec: StructuredOutputsParams) -> Form | None:
         """What is compiled already and not worn out."""
         with self._lock:
-            grammar = self._grammars.pop(spec, None)
-            if grammar is None or grammar.num_started >= _MAX_CONSTRAINTS:
+            form = self._forms.pop(spec, None)
+            if form is None or form.num_started >= _MAX_CONSTRAINTS:
                 return None
-            self._grammars[spec] = grammar  # the latest used are last
-            return grammar
+            self._forms[spec] = form  # the latest used are last
+            return form
 
-    def compile(self, spec: StructuredOutputsParams) -> Grammar:
-        """Raises InvalidRequestError with the reason if the grammar cannot be enforced."""
-        grammar = self.cached(spec)
-        if grammar is None:
-            grammar = self._compile(spec)
+    def compile(self, spec: StructuredOutputsParams) -> Form:
+        """Raises InvalidRequestError with the reason if it cannot be enforced."""
+        form = self.cached(spec)
+        if form is None:
+            form = self._form(spec)
             with self._lock:
-                self._grammars[spec] = grammar
-                while len(self._grammars) > _MAX_GRAMMARS:
-                    self._grammars.popitem(last=False)
-        return grammar
+                self._forms[spec] = form
+                while len(self._forms) > _MAX_FORMS:
+                    self._forms.popitem(last=False)
+        return form
 
-    def _compile(self, spec: StructuredOutputsParams) -> Grammar:
-        source = grammar_source(spec)
+    def _form(self, spec: StructuredOutputsParams) -> Form:
+        calls = spec.calls
+        _, index = self._tables()
+        if calls is None or calls.must or calls.content_schema is not None:
+            grammar = self._compile(spec, grammar_source(spec, index.control_ids))
+            return Form(Formed(grammar), [grammar], index)
+        sources = triggered_sources(spec, index.control_ids)
+        grammars = [self._compile(spec, source) for source in sources]
+        free = Free(Markers([trigger.text for trigger in calls.triggers], at_start=calls.at_start), index)
+        free.follow = [Formed(grammar, free if calls.many and not calls.at_start else None) for grammar in grammars]
+        return Form(free, grammars, index)
+
+    def _compile(self, spec: StructuredOutputsParams, source: GrammarSource) -> Grammar:
         matcher = self._matcher(source)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # finds out whether there is any beginning
         if matcher.is_error():
-            reason = _reason(matcher)
-            raise InvalidRequestError(f"{spec.name}{self._fault_path(spec, reason)} cannot be enforced: {reason}")
-        return Grammar(matcher, self._token_table().eos_token)
+            raise InvalidRequestError(self._why_not(spec, _reason(matcher)))
+        return Grammar(matcher, self._tables()[0].eos_token)
 
     def _matcher(self, source: GrammarSource) -> LLMatcher:
+        """At the beginning; with an error if it cannot be enforced."""
         from llguidance import LLMatcher
 
         limits = _limits(_MAX_ROW_ITEMS_OF_SCHEMAS if source.is_schema else _MAX_ROW_ITEMS_OF_GRAMMARS)
-        return LLMatcher(self._token_table(), source.grammar, log_level=0, limits=limits)
+        matcher = LLMatcher(self._tables()[0], source.grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # finds out whether there is any beginning
+        return matcher
 
-    def _fault_path(self, spec: StructuredOutputsParams, reason: str) -> str:
-        """Where in its schema, if it has one."""
-        if spec.json is None:
-            return ""
-        assert isinstance(spec.json, str)
+    def _why_not(self, spec: StructuredOutputsParams, reason: str) -> str:
+        """A message that says which schema is at fault, if it is one, and what inside of it."""
+        for name, text in schemas_of(spec):
+            schema = parse_schema(text, name)
+            at_fault = self._reason(schema)
+            if at_fault is not None:
+                path = fault_path(schema, partial(self._has_reason, at_fault))
+                return f"{name}{path} cannot be enforced: {at_fault}"
+        return f"{spec.name} cannot be enforced: {reason}"
 
-        def fails_alike(schema: Mapping[str, Any]) -> bool:
-            try:
-                matcher = self._matcher(grammar_source(StructuredOutputsParams(json=dict(schema))))
-            except InvalidRequestError:
-                return False
-            return matcher.is_error() and _reason(matcher) == reason
+    def _has_reason(self, reason: str, schema: Mapping[str, Any]) -> bool:
+        return self._reason(schema) == reason
 
-        return fault_path(json.loads(spec.json), fails_alike)
+    def _reason(self, schema: Mapping[str, Any]) -> str | None:
+        """Why a schema cannot be enforced; None if it can."""
+        matcher = self._matcher(schema_source(dict(schema)))
+        return _reason(matcher) if matcher.is_error() else None
 
-    def _token_table(self) -> LLTokenizer:
+    def _tables(self) -> tuple[LLTokenizer, TokenIndex]:
         from llguidance import LLTokenizer, TokenizerWrapper
 
         with self._table_lock:
-            if self._table is None:
-                self._table = LLTokenizer(TokenizerWrapper(_TokenTable(self._load_tokens())))
-            return self._table
+            if self._made is None:
+                tokens = _TokenTable(self._load_tokens())
+                self._made = LLTokenizer(TokenizerWrapper(tokens)), tokens.index()
+            return self._made
 
 
 def _limits(max_row_items: int) -> LLParserLimits:
@@ -156,6 +182,9 @@ class _TokenTable:
         self.eos_token_id = end
         self._tokenizer = tokens
 
+    def index(self) -> TokenIndex:
+        return TokenIndex(self.tokens[:-1], self._tokenizer.is_special)
+
     def __call__(self, text: str) -> list[int]:
         """Text that can only go on in one way is written in the tokens that the model would use for it."""
         tokenizer = self._tokenizer
@@ -177,6 +206,9 @@ class Grammar:
         self.num_started = 0
         self._matcher = matcher
         self._vocab_size = vocab_size
+
+    def accepts(self, token_ids: Sequence[int]) -> bool:
+        return self._matcher.deep_copy().try_consume_tokens(list(token_ids)) == len(token_ids)
 
     def start(self, stop_token_ids: Collection[int] = ()) -> GrammarConstraint:
         """The constraint of one request. stop_token_ids: end it, and are allowed where the grammar is complete only."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 from hotloop.errors import InvalidRequestError
+from hotloop.sampling.call_grammar import triggered_grammar, whole_grammar
 from hotloop.sampling.gbnf import gbnf_to_lark
 from hotloop.sampling.schema_fault import fault_path
 from hotloop.structured_outputs import StructuredOutputsParams
@@ -21,14 +23,16 @@ _MAX_MULTIPLES = 100_000  # of all `multipleOf` together: an automaton has as ma
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """grammar: JSON that llguidance reads. is_schema: it is a JSON schema, whose parsers may be wider than a grammar's."""
+    """grammar: JSON that llguidance reads. is_schema: of JSON schemas, whose parsers may be wider than a grammar's."""
 
     grammar: str
     is_schema: bool
 
 
-def grammar_source(spec: StructuredOutputsParams) -> GrammarSource:
-    """Raises InvalidRequestError."""
+def grammar_source(spec: StructuredOutputsParams, control_ids: Mapping[str, int] | None = None) -> GrammarSource:
+    """Of the whole answer. control_ids: text to id; calls may need them. Raises InvalidRequestError."""
+    if spec.calls is not None:
+        return _lark_of_schemas(whole_grammar(spec.calls, spec.name, control_ids or {}, _as_json(spec)))
     if spec.regex is not None:
         return _lark(f"start: /{_lark_regex(spec.regex)}/")
     if spec.choice is not None:
@@ -40,11 +44,51 @@ def grammar_source(spec: StructuredOutputsParams) -> GrammarSource:
         return _lark(lark)
     assert isinstance(spec.json, str | None)
     schema: dict[str, Any] = {"type": "object"} if spec.json is None else parse_schema(spec.json, spec.name)
+    return schema_source(schema, disable_any_whitespace=spec.disable_any_whitespace)
+
+
+def schema_source(schema: dict[str, Any], *, disable_any_whitespace: bool = False) -> GrammarSource:
+    """schema: parsed; gets a key more."""
+    _set_options(schema, disable_any_whitespace)
+    return GrammarSource(json.dumps({"grammars": [{"json_schema": schema}]}), True)
+
+
+def triggered_sources(spec: StructuredOutputsParams, control_ids: Mapping[str, int]) -> list[GrammarSource]:
+    """Of what follows each of the triggers of calls. Raises InvalidRequestError."""
+    calls = spec.calls
+    assert calls is not None
+    return [
+        _lark_of_schemas(triggered_grammar(calls, trigger.stands_for, control_ids, _as_json(spec)))
+        for trigger in calls.triggers
+    ]
+
+
+def schemas_of(spec: StructuredOutputsParams) -> Iterator[tuple[str, str]]:
+    """The schemas, each with its name in messages."""
+    if isinstance(spec.json, str):
+        yield spec.name, spec.json
+    if spec.calls is not None:
+        yield from ((form.called, form.schema) for form in spec.calls.forms)
+        if spec.calls.content_schema is not None:
+            yield spec.name, spec.calls.content_schema
+
+
+def _as_json(spec: StructuredOutputsParams) -> Callable[[str, str], str]:
+    """A schema's text, which has a name in messages, as Lark's."""
+
+    def lark(text: str, name: str) -> str:
+        schema = parse_schema(text, name)
+        _set_options(schema, spec.disable_any_whitespace)
+        return f"%json {json.dumps(schema)}"
+
+    return lark
+
+
+def _set_options(schema: dict[str, Any], disable_any_whitespace: bool) -> None:
     whitespace: dict[str, Any] = (
-        {"whitespace_flexible": False} if spec.disable_any_whitespace else {"whitespace_pattern": _WHITESPACE}
+        {"whitespace_flexible": False} if disable_any_whitespace else {"whitespace_pattern": _WHITESPACE}
     )
     schema["x-guidance"] = {**whitespace, "json_allow_general_unicode_escapes": True}
-    return GrammarSource(json.dumps({"grammars": [{"json_schema": schema}]}), True)
 
 
 def parse_schema(text: str, name: str) -> dict[str, Any]:
@@ -75,6 +119,10 @@ def _multiples(schema: str) -> set[int]:
 
     json.loads(schema, object_hook=collect)
     return multiples
+
+
+def _lark_of_schemas(text: str) -> GrammarSource:
+    return GrammarSource(json.dumps({"grammars": [{"lark_grammar": text}]}), True)
 
 
 def _lark(text: str) -> GrammarSource:

@@ -90,7 +90,7 @@ def _job(
             prompt, body.params, request_id=f"{id}-{i}", arrival_s=arrival_s, priority=body.priority,
             timeout_s=body.timeout_s, cache_salt=body.cache_salt,
         )
-        for i, prompt in enumerate(prompts_of(service.llm.inputs, body))
+        for i, prompt in enumerate(prompts_of(body))
     ]  # fmt: skip
     try:
         service.llm.check(asks)
@@ -123,14 +123,14 @@ async def _whole(service: Service, job: Job) -> dict[str, object]:
                     outputs[index] = chunk.output
     done = [output for output in outputs if output is not None]
     tokenizer = service.llm.tokenizer
-    if job.body.messages is not None:
+    if job.body.chat is not None:
         return chat_response(job.head, done[0], job.body, tokenizer)
     return completion_response(job.head, done, job.body, tokenizer)
 
 
 async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
     """Raises: what comes up before the first chunk; what comes later is the stream's last event."""
-    shape = (ChatShape if job.body.messages is not None else CompletionShape)(job.body, service.llm.tokenizer)
+    shape = (ChatShape if job.body.chat is not None else CompletionShape)(job.body, service.llm.tokenizer)
     encoder = ChunkEncoder(job.head, shape, job.body, job.asks)
     opening: bytes | None = encoder.opening()
     try:

@@ -83,7 +83,7 @@ def run_batch(llm: LLM, source: Path, output: BatchOutput, model: str | None, pr
             if named and asked != named[0]:
                 raise InvalidRequestError(f"model is {asked!r:.60}; the lines before it ask for {named[0]!r}: one per run")
             named[:] = [asked]
-        prompts = prompts_of(llm.inputs, line.body)
+        prompts = prompts_of(line.body)
         entry = _Line(line, line.body, [None] * len(prompts))
         for index, prompt in enumerate(prompts):
             yield (entry, index), prompt, line.body.params
@@ -118,7 +118,7 @@ def _write(
     llm: LLM, output: BatchOutput, entry: _Line, outputs: list[RequestOutput], model: str, fingerprint: str
 ) -> None:
     request_id, created_s = str(outputs[0].request_id), int(time.time())
-    if entry.body.messages is not None:
+    if entry.body.chat is not None:
         head = Head(f"chatcmpl-{request_id}", created_s, model, fingerprint)
         body = chat_response(head, outputs[0], entry.body, llm.tokenizer)
     else:

@@ -7,23 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotloop.engine.inputs import InputProcessor, Prompt
+from hotloop.engine.chats import Chat
+from hotloop.engine.inputs import Prompt
 from hotloop.errors import InvalidRequestError
 from hotloop.sampling_params import SamplingParams
 from hotloop.server.fields import CHAT, FIELDS_OF, MAX_INT64, Endpoint
 from hotloop.server.structure import structured_outputs
 
+_CHAT_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """model: as the request named it. messages: of a conversation; prompts: of completions, one answer set each.
+    """model: as the request named it. chat: a conversation; prompts: of completions, one answer set each.
     prompt_logprobs: whether they are shown by themselves, and not only as a part of an echo."""
 
     model: str | None
     params: SamplingParams
-    messages: Sequence[Mapping[str, Any]] | None
+    chat: Chat | None
     prompts: Sequence[str | Sequence[int]]
     stream: bool = False
     include_usage: bool = False
@@ -36,12 +38,9 @@ class Body:
     cache_salt: str = ""
 
 
-def prompts_of(inputs: InputProcessor, body: Body) -> Sequence[Prompt]:
-    """What to complete. Raises: InvalidRequestError."""
-    if body.messages is None:
-        return body.prompts
-    truncates = body.params.truncate_prompt_tokens is not None
-    return [{"prompt_token_ids": inputs.chat_token_ids(body.messages, truncates=truncates)}]
+def prompts_of(body: Body) -> Sequence[Prompt]:
+    """What to complete."""
+    return body.prompts if body.chat is None else [body.chat]
 
 
 def parse_body(
@@ -82,14 +81,15 @@ def parse_body(
         params = SamplingParams(**sampling, logprobs=_chat_logprobs(given))
         if "messages" not in given:
             raise InvalidRequestError("messages is missing; give a list of messages")
-        return Body(params=params, messages=given["messages"], prompts=(), **common)
+        chat = Chat(given["messages"], **{name: given.get(name) for name in _CHAT_FIELDS})
+        return Body(params=params, chat=chat, prompts=(), **common)
     echo = _typed(given, "echo", bool, False)
     if echo and sampling["prompt_logprobs"] is None:
         sampling["prompt_logprobs"] = given.get("logprobs")
     params = SamplingParams(**sampling, logprobs=given.get("logprobs"))
     if "prompt" not in given:
         raise InvalidRequestError("prompt is missing; give a text, token ids, or a list of them")
-    return Body(params=params, messages=None, prompts=_prompts(given["prompt"]), echo=echo, **common)
+    return Body(params=params, chat=None, prompts=_prompts(given["prompt"]), echo=echo, **common)
 
 
 def _check_fields(endpoint: Endpoint, given: Mapping[str, Any], live: bool) -> None:

@@ -19,6 +19,7 @@ from hotloop.sampling_params import (
     MAX_WORD_CHARACTERS,
 )
 from hotloop.server.structure import RESPONSE_FORMAT_SCHEMA, STRUCTURED_OUTPUTS_SCHEMA
+from hotloop.text.tools.use import MAX_TOOLS
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 CHAT: Endpoint = "/v1/chat/completions"
@@ -61,6 +62,35 @@ _MESSAGE = {
         "content": {"anyOf": [_TEXT, {"type": "array", "items": {
             "type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": _TEXT},
         }}]},
+        "tool_calls": {"type": "array", "items": {
+            "type": "object", "required": ["function"],
+            "properties": {"function": {
+                "type": "object", "required": ["name", "arguments"], "properties": {"name": _TEXT, "arguments": _TEXT},
+            }},
+        }},
+        "tool_call_id": _TEXT,
+        "reasoning_content": _TEXT,
+    },
+}  # fmt: skip
+_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
+_NAMED_TOOL = {
+    "type": "object", "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": _NAME}},
+    },
+}  # fmt: skip
+_TOOL = {
+    "type": "object", "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object", "required": ["name"], "additionalProperties": False,
+            "properties": {
+                "name": _NAME, "description": _TEXT, "strict": _BOOLEAN,
+                "parameters": {"type": "object", "properties": {"type": {"const": "object"}}},
+            },
+        },
     },
 }  # fmt: skip
 _STREAM_OPTIONS = {
@@ -147,6 +177,13 @@ FIELDS: tuple[Field, ...] = (
           RESPONSE_FORMAT_SCHEMA, "used"),
     Field("structured_outputs", "The form of the answer: one of json (a schema), json_object, regex, choice and grammar.",
           STRUCTURED_OUTPUTS_SCHEMA, "used"),
+    Field("tools", "Functions that the answer may call; their arguments keep to their parameters' schema.",
+          {"type": "array", "items": _TOOL, "maxItems": MAX_TOOLS}, "used", (CHAT,)),
+    Field("tool_choice", "auto: text or calls. none: tools are not shown. required: calls. Or the function to call.",
+          {"anyOf": [{"enum": ["auto", "none", "required"]}, _NAMED_TOOL]}, "used", (CHAT,)),
+    Field("parallel_tool_calls", "Whether an answer may have several calls. Default: true.", _BOOLEAN, "used", (CHAT,)),
+    Field("chat_template_kwargs", "More variables for the chat template, such as enable_thinking.", {"type": "object"}, "used",
+          (CHAT,)),
     Field("return_token_ids", "Whether choices come with token_ids.", _BOOLEAN, "used"),
     Field("stream", "Whether the answer comes as server-sent events while it is made.", _BOOLEAN, "live"),
     Field("stream_options", "include_usage: a last chunk with usage. continuous_usage_stats: and usage in every chunk.",
@@ -169,9 +206,6 @@ FIELDS: tuple[Field, ...] = (
     Field("verbosity", "No effect.", {}, "ignored"),
     Field("best_of", "Not offered.", {"const": 1}, "fixed", values=[1]),
     Field("suffix", "Not offered.", {"const": ""}, "fixed", values=[""]),
-    Field("tools", "Not offered.", {"const": []}, "fixed", values=[[]]),
-    Field("tool_choice", "Not offered.", {"enum": ["none", "auto"]}, "fixed", values=["none", "auto"]),
-    Field("parallel_tool_calls", "Not offered.", _BOOLEAN, "fixed", values=[True, False]),
     Field("functions", "Not offered.", {"const": []}, "fixed", values=[[]]),
     Field("function_call", "Not offered.", {"enum": ["none", "auto"]}, "fixed", values=["none", "auto"]),
     Field("modalities", "Not offered.", {"const": ["text"]}, "fixed", values=[["text"]]),

@@ -25,6 +25,7 @@ _ERRORS = {
 _POST_ERRORS = tuple(_ERRORS)
 _GET_ERRORS = (401, 405, 503)
 
+_FINISH_REASONS = {"chat.completion": ("stop", "length", "tool_calls"), "text_completion": ("stop", "length")}
 _TEXT: _Json = {"type": "string"}
 _INTEGER: _Json = {"type": "integer"}
 
@@ -120,7 +121,7 @@ def _answer_schema(kind: str) -> _Json:
     usage = _object(prompt_tokens=_INTEGER, completion_tokens=_INTEGER, total_tokens=_INTEGER)
     return _object(
         id=_TEXT, object={"const": kind}, created=_INTEGER, model=_TEXT, system_fingerprint=_TEXT, seed=_INTEGER,
-        choices={"type": "array", "items": _object(index=_INTEGER, finish_reason={"enum": ["stop", "length"]})},
+        choices={"type": "array", "items": _object(index=_INTEGER, finish_reason={"enum": list(_FINISH_REASONS[kind])})},
         usage=usage, timings={"type": "object"},
     )  # fmt: skip
 
@@ -139,7 +140,7 @@ _TOKENIZE: _Json = {
     "type": "object",
     "properties": {
         "model": _nullable(_TEXT), "prompt": _nullable(_TEXT),
-        "messages": _nullable(dict(FIELDS_OF[CHAT]["messages"].schema)),
+        **{name: _nullable(dict(FIELDS_OF[CHAT][name].schema)) for name in ("messages", "tools", "chat_template_kwargs")},
         "add_special_tokens": _nullable({"type": "boolean"}), "return_token_strs": _nullable({"type": "boolean"}),
     },
     "additionalProperties": False,

@@ -34,10 +34,23 @@ def chat_response(head: Head, output: RequestOutput, body: Body, tokenizer: Toke
     choices: list[dict[str, Any]] = []
     for choice in output.outputs:
         logprobs = None if choice.logprobs is None else chat_logprobs(choice.token_ids, choice.logprobs, num_top, tokenizer)
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        choices.append({"index": choice.index, "message": message, "logprobs": logprobs} | _end(choice, body))
+        choices.append({"index": choice.index, "message": _message(choice), "logprobs": logprobs} | _end(choice, body))
     response = _response(head, body, "chat.completion", [output], choices)
     return response | {"prompt_logprobs": prompt_logprobs(output.prompt_logprobs)} if body.prompt_logprobs else response
+
+
+def _message(choice: CompletionOutput) -> dict[str, Any]:
+    """content: null beside tool calls if there is none."""
+    message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["content"] = choice.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.tool_calls
+        ]
+    return message
 
 
 def completion_response(
@@ -91,6 +104,9 @@ def usage_of(outputs: Sequence[RequestOutput], head: Head, body: Body) -> dict[s
     if body.params.truncate_prompt_tokens is not None:
         details["truncated_tokens"] = sum(output.num_truncated_tokens for output in outputs)
     total["prompt_tokens_details"] = details
+    messages = [choice.message for output in outputs for choice in output.outputs if choice.message is not None]
+    if messages:
+        total["completion_tokens_details"] = {"reasoning_tokens": sum(m.num_reasoning_tokens for m in messages)}
     if head.max_tokens is not None:
         total["max_tokens"] = head.max_tokens
     return total

@@ -11,13 +11,15 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hotloop.engine.inputs import MAX_LONG_CHARS
+from hotloop.engine.chats import MAX_LONG_CHARS, Chat
 from hotloop.errors import InvalidRequestError
 from hotloop.server.answers import answer, check_model
 from hotloop.server.fields import CHAT, COMPLETIONS
 from hotloop.server.json_body import understood
 from hotloop.server.openapi import own_version
 from hotloop.server.service import Service
+
+_OF_CHATS = ("tools", "chat_template_kwargs")  # what a prompt depends on beside the messages
 
 Handler: TypeAlias = Callable[..., Awaitable[Response]]
 
@@ -100,18 +102,19 @@ async def _converted(
 
 
 def _tokenize(service: Service, given: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = given.keys() - {"prompt", "messages", "add_special_tokens", "return_token_strs"}
+    of_chat = _OF_CHATS if "messages" in given else ()
+    unknown = given.keys() - {"prompt", "messages", "add_special_tokens", "return_token_strs", *of_chat}
     if unknown or ("prompt" in given) == ("messages" in given):
         raise InvalidRequestError(
-            "the body must hold prompt or messages, and may hold model, add_special_tokens and return_token_strs"
-            + (f", but not {min(unknown)!r:.60}" if unknown else "")
+            "the body must hold prompt or messages, and may hold model, add_special_tokens, return_token_strs and, beside "
+            f"messages, {' and '.join(_OF_CHATS)}" + (f", but not {min(unknown)!r:.60}" if unknown else "")
         )
     inputs = service.llm.inputs
     add_special, returns_strings = given.get("add_special_tokens", True), given.get("return_token_strs", False)
     if not isinstance(add_special, bool) or not isinstance(returns_strings, bool):
         raise InvalidRequestError("add_special_tokens and return_token_strs must be true or false")
     if "messages" in given:
-        ids = inputs.chat_token_ids(given["messages"])
+        ids = inputs.render(Chat(given["messages"], **{name: given.get(name) for name in _OF_CHATS})).token_ids
     else:
         ids = inputs.tokenizer.encode(_checked_text(given["prompt"]), add_special=add_special)
     strings = [inputs.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids] if returns_strings else None

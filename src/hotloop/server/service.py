@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotloop.engine.async_llm import AsyncLLM
+from hotloop.engine.chats import Chat
 from hotloop.engine.generation import StreamChunk
 from hotloop.engine.inputs import Ask
 from hotloop.errors import DeadlineError, HotloopError, OverloadedError
@@ -43,7 +44,7 @@ class Service:
     def warm_up(self) -> None:
         """What the first chat would wait for: the chat template's imports and its compilation."""
         with suppress(HotloopError):  # a template that cannot be used is told to those who use it
-            self.llm.inputs.chat_token_ids([{"role": "user", "content": "hi"}])
+            self.llm.inputs.render(Chat([{"role": "user", "content": "hi"}]))
 
     async def run(
         self, asks: Sequence[Ask], body: Body, key: str, log: dict[str, Any]

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from hotloop.engine.generation import StreamChunk
 from hotloop.engine.inputs import Ask
-from hotloop.request import RequestOutput
+from hotloop.request import MessagePart, RequestOutput
 from hotloop.server.bodies import Body
 from hotloop.server.responses import (
     Entry,
@@ -41,9 +41,25 @@ PromptLogprobs = list[dict[int, dict[str, Any]] | None] | UnsetType | None
 PromptEntries = Sequence[Entry | None] | None
 
 
+class _Function(Struct):
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class _Call(Struct):
+    """Of a tool call: first its id, type and name, with no arguments; then pieces of them."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: _Function | UnsetType = UNSET
+
+
 class _Delta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[_Call] | UnsetType = UNSET
 
 
 class _ChatChoice(Struct):
@@ -85,7 +101,7 @@ class Shape(Protocol):
         """entries: logprobs of the prompt's tokens, if they are asked for."""
         ...
 
-    def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Struct: ...
+    def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Sequence[Struct]: ...
 
     def finish(self, index: int, reason: str) -> Struct: ...
 
@@ -100,14 +116,27 @@ class ChatShape:
     def opening(self, index: int, ask: Ask, entries: PromptEntries) -> Struct:
         return _ChatChoice(index, _Delta("assistant", ""))
 
-    def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Struct:
+    def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Sequence[Struct]:
         logprobs = None
         if chunk.logprobs:
             logprobs = chat_logprobs(chunk.token_ids, chunk.logprobs, self._num_top, self._tokenizer)
-        return _ChatChoice(index, _Delta(UNSET, chunk.text), logprobs, None, token_ids)
+        if chunk.parts is None:
+            return [_ChatChoice(index, _Delta(UNSET, chunk.text), logprobs, None, token_ids)]
+        first, *others = map(_part_delta, chunk.parts) if chunk.parts else [_Delta()]
+        return [
+            _ChatChoice(index, first, logprobs, None, token_ids), *(_ChatChoice(index, delta) for delta in others)
+        ]  # fmt: skip
 
     def finish(self, index: int, reason: str) -> Struct:
         return _ChatChoice(index, _Delta(), None, reason)
+
+
+def _part_delta(part: MessagePart) -> _Delta:
+    if part.kind == "call":
+        return _Delta(tool_calls=[_Call(part.call, part.call_id, "function", _Function(part.text))])
+    if part.kind == "arguments":
+        return _Delta(tool_calls=[_Call(part.call, function=_Function(arguments=part.text))])
+    return _Delta(reasoning_content=part.text) if part.kind == "reasoning" else _Delta(content=part.text)
 
 
 class CompletionShape:
@@ -132,13 +161,13 @@ class CompletionShape:
             self._offsets[index] = sum(map(len, logprobs["tokens"]))
         return _CompletionChoice(index, prompt_text(ask, ids, self._tokenizer), logprobs, prompt_logprobs=shown)
 
-    def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Struct:
+    def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Sequence[Struct]:
         logprobs = None
         if chunk.logprobs:
             offset = self._offsets.get(index, 0)
             logprobs = completion_logprobs(chunk.token_ids, chunk.logprobs, self._num_top, self._tokenizer, offset)
             self._offsets[index] = offset + sum(map(len, logprobs["tokens"]))
-        return _CompletionChoice(index, chunk.text, logprobs, None, token_ids)
+        return [_CompletionChoice(index, chunk.text, logprobs, None, token_ids)]
 
     def finish(self, index: int, reason: str) -> Struct:
         return _CompletionChoice(index, "", None, reason)
@@ -178,7 +207,7 @@ class ChunkEncoder:
         choice = self._shape.opening(index, self._asks[number], entries)
         if choice is None:
             return
-        of_chat = self._body.messages is not None and self._body.prompt_logprobs and index == 0
+        of_chat = self._body.chat is not None and self._body.prompt_logprobs and index == 0
         self._write(events, self._seeds[number], choice, of_prompt=prompt_logprobs(entries) if of_chat else UNSET)
 
     def encode(self, arrived: Sequence[tuple[int, StreamChunk]]) -> bytes:
@@ -193,10 +222,11 @@ class ChunkEncoder:
                 self._open(events, number, index, chunk.prompt_logprobs)
             if chunk.finish_reason is None:
                 self._completion_tokens += len(chunk.token_ids)
-                if not (chunk.text or chunk.logprobs or returns_ids):  # a token without a text, such as an end token
+                says = chunk.text if chunk.parts is None else chunk.parts
+                if not (says or chunk.logprobs or returns_ids):  # a token without a text, such as an end token
                     continue
-                choice = self._shape.content(index, chunk, chunk.token_ids if returns_ids else UNSET)
-                self._write(events, seed, choice)
+                for choice in self._shape.content(index, chunk, chunk.token_ids if returns_ids else UNSET):
+                    self._write(events, seed, choice)
                 continue
             timings: Timings = UNSET
             if chunk.output is not None:

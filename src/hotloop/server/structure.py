@@ -9,7 +9,7 @@ from typing import Any
 from hotloop.errors import InvalidRequestError
 from hotloop.structured_outputs import StructuredOutputsParams
 
-_NAMES = [field.name for field in fields(StructuredOutputsParams) if field.compare]
+_NAMES = [field.name for field in fields(StructuredOutputsParams) if field.compare and field.name != "calls"]
 
 
 def _one_of(name: str, schema: Mapping[str, Any], /, **others: Mapping[str, Any]) -> Mapping[str, Any]:

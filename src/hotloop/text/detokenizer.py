@@ -1,6 +1,7 @@
 """Token ids to text, one token at a time, without ever showing half a character."""
 
 import codecs
+from collections.abc import Container
 from typing import Protocol
 
 
@@ -25,17 +26,25 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: TokenTexts, *, skip_special_tokens: bool = True, strip_leading_space: bool = False
+        self,
+        tokenizer: TokenTexts,
+        *,
+        skip_special_tokens: bool = True,
+        visible_ids: Container[int] = (),
+        strip_leading_space: bool = False,
     ) -> None:
-        """strip_leading_space: drop one space at the start (see `Tokenizer.adds_leading_space`)."""
+        """visible_ids: special tokens that are not skipped.
+
+        strip_leading_space: drop one space at the start (see `Tokenizer.adds_leading_space`)."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._visible_ids = visible_ids
         self._strip_next_space = strip_leading_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """The text that becomes certain with this token; often empty inside a multi-byte character."""
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id) and token_id not in self._visible_ids:
             return ""
         raw = self._tokenizer.token_bytes(token_id)
         if self._strip_next_space and raw:

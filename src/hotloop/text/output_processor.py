@@ -5,7 +5,7 @@ are held back with their text, so that a stop found later takes both away togeth
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from hotloop.text.detokenizer import Detokenizer, TokenTexts
@@ -33,18 +33,22 @@ class OutputProcessor:
         include_stop_str: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        visible_ids: Container[int] = (),
         prompt_ids: Sequence[int] = (),
     ) -> None:
         """min_tokens: a stop string counts only if it ends in the min_tokens-th token or later.
 
+        visible_ids: control tokens that have a text all the same.
         prompt_ids: the prompt, which decides whether the output starts the text or continues it.
         """
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._visible_ids = visible_ids
         starts_text = all(tokenizer.is_special(token_id) for token_id in prompt_ids)
         self._detokenizer = Detokenizer(
             tokenizer,
             skip_special_tokens=skip_special_tokens,
+            visible_ids=visible_ids,
             strip_leading_space=starts_text and bool(getattr(tokenizer, "adds_leading_space", False)),
         )
         self._matcher = StopMatcher(stop)
@@ -102,7 +106,7 @@ class OutputProcessor:
         return TextDelta(text, tuple(ids), "stop" if self.stopped else reason, self._stop)
 
     def _has_text(self, token_id: int) -> bool:
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id) and token_id not in self._visible_ids:
             return False
         return bool(self._tokenizer.token_bytes(token_id))
 

@@ -11,6 +11,7 @@ from hotloop.server.json_body import decode_json
 from hotloop.structured_outputs import StructuredOutputsParams
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def chat(**fields: Any) -> Any:
@@ -85,7 +86,14 @@ def test_one_prompt_or_several(prompt: Any, prompts: list[Any]) -> None:  # know
         ({"cache_salt": 5}, "cache_salt is 5"),
         ({"max_tokens": "a"}, "max_tokens is 'a'"),
         ({"max_tokens": True}, "max_tokens is True"),
-        ({"tools": [{"type": "function"}]}, "tools is"),
+        ({"tools": [{"type": "function"}]}, r"tools\[0\] is"),
+        ({"tools": {}}, "tools is"),
+        ({"tools": [TOOL] * 2}, "has the name 'f' of"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice is 'always'"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice names 'g'"),
+        ({"tool_choice": "auto"}, "tool_choice is 'auto' without tools"),
+        ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls is 'no'"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs has 'messages'"),
         ({"response_format": {"type": "xml"}}, "response_format is"),
         ({"response_format": "json"}, "response_format is"),
         ({"response_format": {"type": "json_object", "schema": {}}}, "response_format is"),
@@ -132,7 +140,8 @@ def test_null_is_the_default_and_some_fields_have_no_effect() -> None:
     plain = chat()
     nothing = {"temperature": None, "stop": None, "n": None, "tools": None, "logprobs": None, "response_format": None}
     assert chat(**nothing) == plain
-    assert chat(user="me", metadata={"a": 1}, store=True, stream=False, tool_choice="none") == plain
+    assert chat(user="me", metadata={"a": 1}, store=True, stream=False) == plain
+    assert chat(tools=[], parallel_tool_calls=False).chat.use is None
     for body in (None, [], "x"):
         with pytest.raises(InvalidRequestError, match="must be an object"):
             parse_body(CHAT, body)

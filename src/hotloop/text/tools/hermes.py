@@ -1,0 +1,35 @@
+"""Hermes and Qwen: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as often as needed, within free text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hotloop.structured_outputs import CallsForm, Trigger
+from hotloop.text.tools.format import CallParser, Conversation, Tools
+from hotloop.text.tools.json_calls import CallSyntax, JsonCallParser
+from hotloop.text.tools.use import ToolUse
+
+SYNTAX = CallSyntax(
+    key="arguments",
+    opening=("<tool_call>", "\n"),
+    closing=("\n", "</tool_call>"),
+    separator="\n",
+    triggers=(Trigger("<tool_call>", "<tool_call>"),),
+)
+
+
+class Hermes:
+    name = "hermes"
+    markers: Sequence[str] = ("<tool_call>", "</tool_call>")
+
+    def fits(self, template_source: str) -> bool:
+        return "<tool_call>" in template_source and "tools" in template_source
+
+    def conversations(self, messages: Conversation, tools: Tools | None) -> Sequence[tuple[Conversation, Tools | None]]:
+        return [(messages, tools)]
+
+    def form(self, use: ToolUse) -> CallsForm:
+        return SYNTAX.form(use)
+
+    def parser(self, use: ToolUse) -> CallParser:
+        return JsonCallParser(SYNTAX, use.names)
