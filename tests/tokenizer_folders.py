@@ -85,9 +85,10 @@ def sentencepiece_json(*, prefix: bool, merges: list[tuple[str, str]], **parts: 
 
 
 def write_folder(folder: Path, tokenizer: dict[str, Any] | None, **companions: Any) -> Path:
-    """Write tokenizer.json and NAME.json for each companion; a text is written as it is."""
+    """Write tokenizer.json and NAME.json for each companion; text and bytes are written as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in {"tokenizer": tokenizer, **companions}.items():
         if value is not None:
-            (folder / f"{name}.json").write_text(value if isinstance(value, str) else json.dumps(value))
+            text = value if isinstance(value, str | bytes) else json.dumps(value)
+            (folder / f"{name}.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     return folder

@@ -41,7 +41,7 @@ class Finding:
     data: bytes
 
     def __str__(self) -> str:
-        shown = repr(self.data) if len(self.data) < 2000 else f"{self.data[:2000]!r}... ({len(self.data)} bytes)"
+        shown = repr(self.data) if len(self.data) < 1000 else f"{self.data[:1000]!r}... ({len(self.data)} bytes)"
         return (
             f"{self.target}: case {self.case} of seed {self.seed}: {self.what}\n{shown}\n"
             f"again: python tests/fuzz/run.py {self.target} --seed {self.seed} --case {self.case}"

@@ -1,4 +1,4 @@
-"""What is fuzzed: headers of GGUF and safetensors files, and chat templates."""
+"""What is fuzzed: headers of GGUF and safetensors files, tokenizers of folders, chat templates."""
 
 import json
 import re
@@ -15,11 +15,15 @@ import numpy as np
 from chat_templates import BOS, CONVERSATIONS, EOS, TEMPLATES
 from fuzz.harness import Target
 from fuzz.mutations import mutate_bytes, mutate_json, mutate_words
+from hotloop.pre_tokenizers import PRE_TOKENIZERS
 from hotloop.quant.formats import WEIGHT_FORMATS
 from hotloop.text import template_limits
+from hotloop.text.byte_level import byte_alphabet
 from hotloop.text.chat_template import ChatTemplate
+from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.gguf_writer import write_gguf
+from hotloop.weights.hf.tokenizer import tokenizer_metadata
 from hotloop.weights.safetensors import SafetensorsFile
 
 # --- GGUF ---
@@ -107,6 +111,92 @@ def _read_safetensors(data: bytes) -> None:
             opened.close()
 
 
+# --- tokenizers of folders ---
+
+
+@cache
+def _tokenizers() -> list[dict[str, Any]]:
+    added = [
+        {"id": 260 + i, "content": text, "special": i < 2, "rstrip": False}
+        for i, text in enumerate(("<s>", "</s>", "<x>"))
+    ]
+    alphabet = [*byte_alphabet()]
+    byte_level = {
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": PRE_TOKENIZERS["qwen2"].splits[0]}, "behavior": "Isolated"},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        },
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+        },
+        "model": {
+            "type": "BPE",
+            "vocab": {t: i for i, t in enumerate([*alphabet, "ab", "abc"])},
+            "merges": ["a b", "ab c"],
+        },
+    }
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    sentencepiece = {
+        "added_tokens": [
+            {"id": 0, "content": "<unk>", "special": True},
+            {"id": 261, "content": "</s>", "special": True},
+        ],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "\u2581"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "vocab": {t: i for i, t in enumerate(["<unk>", *bytes_, "\u2581", "a", "b", "ab"])},
+            "merges": [["a", "b"]],
+            "unk_token": "<unk>",
+            "byte_fallback": True,
+        },
+    }
+    return [byte_level, sentencepiece]
+
+
+_COMPANIONS: dict[str, dict[str, Any]] = {
+    "tokenizer_config": {
+        "bos_token": "<s>",
+        "eos_token": {"content": "</s>"},
+        "add_bos_token": True,
+        "chat_template": [{"name": "default", "template": "x"}],
+        "added_tokens_decoder": {"262": {"content": "<x>", "special": True, "lstrip": True}, "265": {"content": "<y>"}},
+    },
+    "generation_config": {"eos_token_id": [1, 2, 3, 261]},
+    "config": {"bos_token_id": 2},
+}
+
+
+def _make_tokenizer(random: Random) -> bytes:
+    files = {"tokenizer": random.choice(_tokenizers()), **_COMPANIONS}
+    for name in files:
+        if random.randrange(2):
+            files[name] = mutate_json(random, files[name])
+    return json.dumps(files).encode()
+
+
+def _read_tokenizer(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name, value in json.loads(data).items():
+            Path(folder, f"{name}.json").write_text(json.dumps(value))
+        tokenizer = Tokenizer.from_metadata(tokenizer_metadata(Path(folder), 280))
+        ids = tokenizer.encode("abc a\u0301 <s></s><x>", parse_special=True)
+        assert all(0 <= i < 280 for i in ids)
+        tokenizer.decode(ids)
+        tokenizer.find_control("<x> <y></s>")
+
+
 # --- chat templates ---
 
 _WORD = re.compile(r"\{[{%#]-?|-?[}%#]\}|\w+|'[^'\n]*'|\s+|.", re.DOTALL)
@@ -190,6 +280,7 @@ TARGETS = {
     for target in (
         Target("gguf", _make_gguf, _read_gguf, case_limit_s=2.0),
         Target("safetensors", _make_safetensors, _read_safetensors, case_limit_s=2.0),
+        Target("tokenizers", _make_tokenizer, _read_tokenizer, case_limit_s=2.0),
         Target("templates", _make_template, _read_template, case_limit_s=10.0),
     )
 }

@@ -168,8 +168,9 @@ class Tokenizer:
     def with_special(self, ids: list[int]) -> list[int]:
         """The ids with the BOS (and EOS) that the metadata asks for, unless they are there already."""
         bos, eos = self.bos_token_id, self.eos_token_id
-        if self.add_bos and bos is not None and ids[:1] != [bos]:
-            ids = [bos, *ids]
+        start = [bos] if self.add_bos and bos is not None else list(self._vocabulary.prefix_token_ids)
+        if ids[: len(start)] != start:
+            ids = [*start, *ids]
         if self._vocabulary.add_eos and eos is not None and ids[-1:] != [eos]:
             ids = [*ids, eos]
         return ids

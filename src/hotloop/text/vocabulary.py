@@ -29,6 +29,8 @@ _END_TEXTS = (
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Pre-tokenizers whose vocabularies begin texts with BOS where the file does not say.
 _BOS_PRE = ("llama-bpe", "llama3", "llama-v3", "tekken")
+# What texts begin with instead of BOS, by pre-tokenizer; GGUF has no key for it.
+_PREFIX_TEXTS = {pre: ("[gMASK]", "<sop>") for pre in ("glm4", "chatglm-bpe")}
 # Texts of Phi-3's added tokens that leave the blanks after them alone; GGUF has no key for it.
 _PHI3_KEEPS_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
 
@@ -60,6 +62,7 @@ class Vocabulary:
     eos_token_ids: frozenset[int]  # all that end an answer
     unknown_token_id: int | None
     add_bos: bool
+    prefix_token_ids: tuple[int, ...]  # what texts begin with where it is not BOS
     add_eos: bool
     add_space_prefix: bool
     prefix_first_only: bool  # the space goes before the first text of a prompt, not before each between control tokens
@@ -127,6 +130,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         eos_token_ids=frozenset(i for i in eos_ids if i is not None),
         unknown_token_id=_token_id(metadata, PREFIX + "unknown_token_id", vocab_size),
         add_bos=add_bos,
+        prefix_token_ids=() if add_bos else _prefix(metadata, pre, ids),
         add_eos=_flag(metadata, PREFIX + "add_eos_token", default=False),
         add_space_prefix=_flag(metadata, PREFIX + "add_space_prefix", default=model == "llama"),
         prefix_first_only=_text(metadata, OWN_PREFIX + "space_prefix") == "first",
@@ -134,6 +138,15 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         rstrip_token_ids=_rstrip_token_ids(metadata, tokens, token_types),
         chat_template=_text(metadata, "tokenizer.chat_template"),
     )
+
+
+def _prefix(metadata: Mapping[str, Any], pre: str | None, ids: Mapping[str, int]) -> tuple[int, ...]:
+    stated = metadata.get(OWN_PREFIX + "prefix_token_ids")
+    if stated is not None:
+        _token_ids(metadata, OWN_PREFIX + "prefix_token_ids", len(metadata[PREFIX + "tokens"]))
+        return tuple(np.asarray(stated).tolist())
+    texts = _PREFIX_TEXTS.get(pre or "", ())
+    return tuple(ids[text] for text in texts) if all(text in ids for text in texts) else ()
 
 
 def _rstrip_token_ids(

@@ -14,6 +14,7 @@ from hotloop.weights.reference import REVISION_SLASH, SPLIT_FILE, HubReference, 
 
 _OLLAMA_MODEL_LAYER = "application/vnd.ollama.image.model"
 _MAX_CONFIG_BYTES = 1 << 20
+_WRITES_TEXT = re.compile("CausalLM|LMHeadModel|Gemma3ForConditionalGeneration")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -157,7 +158,7 @@ def _is_language_model(folder: Path) -> bool:
     try:
         with open(folder / "config.json", "rb") as file:
             config = json.loads(file.read(_MAX_CONFIG_BYTES))
-        return "CausalLM" in str(config["architectures"]) and is_model_folder(folder)
+        return bool(_WRITES_TEXT.search(str(config["architectures"]))) and is_model_folder(folder)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 

@@ -187,6 +187,18 @@ def test_bos_is_added_as_the_metadata_says_and_never_doubled() -> None:
     assert not Tokenizer.from_metadata(small_metadata("small_bpe", add_bos_token=None)).add_bos
 
 
+def test_texts_of_glm_begin_with_two_tokens() -> None:
+    metadata = small_metadata("small_bpe", pre="glm4")
+    metadata["tokenizer.ggml.tokens"] += ["[gMASK]", "<sop>"]
+    metadata["tokenizer.ggml.token_type"] = np.append(metadata["tokenizer.ggml.token_type"], [3, 3])
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.encode("a") == [502, 503, *tokenizer.encode("a", add_special=False)]
+    assert tokenizer.encode("[gMASK]<sop>a", parse_special=True) == tokenizer.encode("a")
+    for stated in ([502, 504], ["a"], [[1]]):
+        with pytest.raises(ModelFileError, match="prefix_token_ids must be token ids of the vocabulary of 504"):
+            Tokenizer.from_metadata({**metadata, "hotloop.tokenizer.prefix_token_ids": np.asarray(stated)})
+
+
 def test_eos_is_appended_only_where_the_metadata_asks_for_it() -> None:
     tokenizer = Tokenizer.from_metadata(small_metadata("small_spm", add_eos_token=True))
     assert tokenizer.encode("a") == [*small_spm().encode("a"), 2]

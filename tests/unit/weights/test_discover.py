@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from hotloop.weights.discover import FoundModel, discover
+from hotloop.weights.resolve import resolve
 
 GGUF = b"GGUF" + b"\0" * 60
 
@@ -92,3 +93,23 @@ def test_own_models_by_the_name_to_use(machine, tiny_catalog) -> None:
     loose = write(machine.models / "loose.gguf", GGUF)
     write(machine.models / "Tiny.gguf.partial", GGUF)
     assert set(by_model()) == {"tiny", "hf:a/b@v1/sub/x.gguf", str(loose)}
+
+
+def test_folders_in_the_hugging_face_cache(machine) -> None:
+    """Language models with all their shards; of other models the cache is full too."""
+    config = b'{"architectures": ["LlamaForCausalLM"]}'
+    path = machine.add_hugging_face("a/b", "config.json", config).parent
+    machine.add_hugging_face("a/b", "model-00001-of-00002.safetensors", b"1234")
+    machine.add_hugging_face("a/b", "README.md", b"long")
+    assert discover() == []
+    machine.add_hugging_face("a/b", "model-00002-of-00002.safetensors", b"56")
+    machine.add_hugging_face("a/bert", "config.json", b'{"architectures": ["BertModel"]}')
+    machine.add_hugging_face("a/bert", "model.safetensors", b"1")
+    machine.add_hugging_face("a/broken", "config.json", b"[" * 100_000)
+    machine.add_hugging_face("a/broken", "model.safetensors", b"1")
+    assert discover() == [FoundModel("hf:a/b", path, len(config) + 6, "Hugging Face cache")]
+    assert resolve("hf:a/b") == path
+    old = machine.add_hugging_face("a/b", "config.json", config, commit="c0", ref="old").parent
+    machine.add_hugging_face("a/b", "model.safetensors", b"1", commit="c0", ref="old")
+    assert {found.model: found.path for found in discover()} == {"hf:a/b": path, "hf:a/b@c0": old}
+    assert resolve("hf:a/b@c0") == resolve("hf:a/b@old") == old

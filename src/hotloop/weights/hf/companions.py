@@ -63,13 +63,24 @@ class Companions:
         configured = self._config.get(f"add_{name}_token")
         if isinstance(configured, bool):
             return configured
+        if not self._definition:
+            return None
+        before, after = self._around()
+        return text is not None and (before == [text] if name == "bos" else after == [text])
+
+    def prefix(self) -> list[str]:
+        """Texts of the tokens that the tokenizer's own template puts before every text."""
+        return self._around()[0]
+
+    def _around(self) -> tuple[list[str], list[str]]:
+        """Texts of the tokens that the tokenizer's template puts before and after a text."""
         for step in _processors(self._definition.get("post_processor")):
             single = step.get("single")
-            if step.get("type") == "TemplateProcessing" and isinstance(single, list) and single:
-                part = single[0 if name == "bos" else -1]
-                token = part.get("SpecialToken") if isinstance(part, dict) else None
-                return isinstance(token, dict) and token.get("id") == text
-        return False if self._definition else None
+            if step.get("type") == "TemplateProcessing" and isinstance(single, list):
+                texts = [_special_text(part) for part in single]
+                middle = texts.index(None) if None in texts else len(texts)
+                return [t for t in texts[:middle] if t is not None], [t for t in texts[middle:] if t is not None]
+        return [], []
 
     def chat_template(self) -> str | None:
         """The template: a file of its own, or in the configuration; of several the one called default."""
@@ -83,11 +94,18 @@ class Companions:
         if template is None:
             template = read_optional_json(self._folder / "chat_template.json").get("chat_template")
         if isinstance(template, list):
-            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+            named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
             template = named.get("default", next(iter(named.values()), None))
         if template is not None and not isinstance(template, str):
             raise ModelFileError(f"{self._config_path}: chat_template must be a text, not {template!r:.60}")
         return template
+
+
+def _special_text(part: object) -> str | None:
+    """The text of a template's special token; None for its sequence."""
+    token = part.get("SpecialToken") if isinstance(part, dict) else None
+    text = token.get("id") if isinstance(token, dict) else None
+    return text if isinstance(text, str) else None
 
 
 def _processors(step: object) -> Iterator[dict[str, Any]]:

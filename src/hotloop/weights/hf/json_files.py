@@ -23,7 +23,9 @@ def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     if len(data) > max_bytes:
         raise ModelFileError(f"{path}: has more than {max_bytes} bytes, the limit for this file")
     try:
-        value = json.loads(data)
+        value = json.loads(data.decode("utf-8-sig"))
+        if b"\\ud" in data.lower():  # halves of characters, which may lack the other half
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ModelFileError(f"{path}: is nested too deeply") from None
     except ValueError as error:  # also of UTF-8, and of numbers with thousands of digits

@@ -159,4 +159,7 @@ def _special_tokens(
         if adds is None:  # a SentencePiece model without a word about it
             adds = name == "bos" and token_id is not None
         metadata[f"{GGML}add_{name}_token"] = adds and token_id is not None
+    prefix = [ids[text] for text in companions.prefix() if text in ids]
+    if prefix and prefix != [chosen["bos"]]:
+        metadata[OWN + "prefix_token_ids"] = np.asarray(prefix, np.int32)
     return metadata

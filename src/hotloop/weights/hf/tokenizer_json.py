@@ -41,7 +41,10 @@ def read_tokenizer_json(path: Path) -> tuple[Pieces, Mapping[str, Any]]:
         return Pieces("gpt2", texts, {}, added, prefix, pipeline.pre, joined), definition
     if not model.get("byte_fallback"):
         raise ModelFileError(f"{path}: a SentencePiece vocabulary without byte_fallback; hotloop needs it")
-    unknown = ids.get(model.get("unk_token") or "")
+    unk_token = model.get("unk_token")
+    if not isinstance(unk_token, str | None):
+        raise ModelFileError(f"{path}: model.unk_token must be a text, not {unk_token!r:.60}")
+    unknown = None if unk_token is None else ids.get(unk_token)
     types = {i: BYTE for text, i in ids.items() if is_byte_token(text)}
     if unknown is not None:
         types[unknown] = UNKNOWN

@@ -173,6 +173,21 @@ def test_bos_is_added_as_configured(
     assert tokenizer.encode("<|im_start|>a", parse_special=True).count(1) == 1
 
 
+def test_texts_may_begin_with_other_tokens_than_bos(tmp_path: Path) -> None:  # as GLM 4's folders have it
+    definition = byte_level_json()
+    special = [{"SpecialToken": {"id": text, "type_id": 0}} for text in ("<|im_start|>", "<|im_end|>")]
+    definition["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [*special, {"Sequence": {"id": "A", "type_id": 0}}],
+    }
+    config = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    metadata = tokenizer_metadata(write_folder(tmp_path, definition, tokenizer_config=config))
+    assert not metadata["tokenizer.ggml.add_bos_token"]
+    tokenizer = Tokenizer.from_metadata(metadata)
+    plain = tokenizer.encode("a", add_special=False)
+    assert tokenizer.encode("a") == tokenizer.encode("<|im_start|><|im_end|>a", parse_special=True) == [1, 2, *plain]
+
+
 def test_texts_that_look_like_control_tokens_are_such(tmp_path: Path) -> None:  # known fault B97
     definition = byte_level_json()
     for token_id, text in ((502, "<|fim_prefix|>"), (503, "<\uff5cUser\uff5c>"), (504, "<think>"), (505, "<end>")):
@@ -204,7 +219,7 @@ def test_the_chat_template_is_found(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, byte_level_json(), chat_template={"chat_template": "J"})
     key = "tokenizer.chat_template"
     assert tokenizer_metadata(folder)[key] == "J"
-    write_folder(folder, None, tokenizer_config={"chat_template": several})
+    write_folder(folder, None, tokenizer_config={"chat_template": [*several, {"name": {"an": "object"}}, 7]})
     assert tokenizer_metadata(folder)[key] == "D"
     (folder / "chat_template.jinja").write_text("F")
     assert tokenizer_metadata(folder)[key] == "F"
@@ -215,6 +230,8 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "not an object": ("[]", "must hold a JSON object"),
     "deep": ('{"a":' * 200_000, "nested too deeply|not valid JSON"),
     "a number of 10,000 digits": ('{"a": ' + "9" * 10_000 + "}", "not valid JSON"),
+    "half of a character": ('{"model": {"vocab": {"\\ud83d": 1}}}', "not valid JSON .*surrogates not allowed"),
+    "half of a character in bytes": (b'{"a": "\xed\xa0\x80"}', "not valid JSON"),
     "no model": ({}, "its model is None"),
     "another model": ({"model": {"type": "Unigram"}}, "its model is 'Unigram'; hotloop reads BPE"),
     "dropout": (byte_level_json(dropout=0.1), "model.dropout is 0.1"),
@@ -249,6 +266,13 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "merges of no scores": (
         sentencepiece_json(prefix=False, merges=spm_merges()[:-200]),
         "its merges follow from no scores",
+    ),
+    "the unknown token an object": (
+        {
+            **sentencepiece_json(prefix=False, merges=spm_merges()),
+            "model": {**sentencepiece_json(prefix=False, merges=spm_merges())["model"], "unk_token": {"a": 1}},
+        },
+        r"model.unk_token must be a text, not \{'a': 1\}",
     ),
     "a merge of no token": (sentencepiece_json(prefix=False, merges=[("t", "\u00fc")]), "makes no token"),
 }
