@@ -21,7 +21,7 @@ FIXED_SEED = 20_261_130
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each target, all its runs together")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each target, all its runs together")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--case", type=int)
     parser.add_argument("--keep", type=Path, default=Path("build/fuzz"), help="folder for what is found")

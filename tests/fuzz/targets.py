@@ -1,4 +1,4 @@
-"""What is fuzzed: headers of GGUF and safetensors files, tokenizers of folders, chat templates."""
+"""What is fuzzed: headers of GGUF and safetensors files, configurations and tokenizers of folders, chat templates."""
 
 import json
 import re
@@ -15,6 +15,7 @@ import numpy as np
 from chat_templates import BOS, CONVERSATIONS, EOS, TEMPLATES
 from fuzz.harness import Target
 from fuzz.mutations import mutate_bytes, mutate_json, mutate_words
+from hotloop.models.registry import load_model_spec
 from hotloop.pre_tokenizers import PRE_TOKENIZERS
 from hotloop.quant.formats import WEIGHT_FORMATS
 from hotloop.text import template_limits
@@ -24,7 +25,9 @@ from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.gguf_writer import write_gguf
 from hotloop.weights.hf.tokenizer import tokenizer_metadata
+from hotloop.weights.open_model import open_model
 from hotloop.weights.safetensors import SafetensorsFile
+from tiny_folders import CLASSES, write_tiny_folder
 
 # --- GGUF ---
 
@@ -197,6 +200,42 @@ def _read_tokenizer(data: bytes) -> None:
         tokenizer.find_control("<x> <y></s>")
 
 
+# --- configurations of folders ---
+
+_CONFIG_VALUES = (0, 1, -1, 2, 64, 10**6, 2**31, 2**63, 1e30, float("inf"), "gelu", "full_attention")
+
+
+@cache
+def _folders() -> list[dict[str, bytes]]:
+    folders = []
+    with tempfile.TemporaryDirectory() as folder:
+        for architecture in sorted(set(CLASSES) - {"mistral"}):
+            path = write_tiny_folder(Path(folder, architecture), architecture)
+            folders.append({file.name: file.read_bytes() for file in sorted(path.iterdir())})
+    return folders
+
+
+def _make_config(random: Random) -> bytes:
+    number = random.randrange(len(_folders()))
+    config = mutate_json(random, json.loads(_folders()[number]["config.json"]))
+    for _ in range(random.randrange(3)):
+        key = random.choice(list(config)) if config else "model_type"
+        config[key] = random.choice(_CONFIG_VALUES)
+    return json.dumps([number, config]).encode()
+
+
+def _read_config(data: bytes) -> None:
+    number, config = json.loads(data)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in _folders()[number].items():
+            Path(folder, name).write_bytes(content)
+        Path(folder, "config.json").write_text(json.dumps(config))
+        with open_model(folder) as model_file:
+            load_model_spec(model_file)
+            for name in model_file.tensors:
+                model_file.read(name)
+
+
 # --- chat templates ---
 
 _WORD = re.compile(r"\{[{%#]-?|-?[}%#]\}|\w+|'[^'\n]*'|\s+|.", re.DOTALL)
@@ -281,6 +320,7 @@ TARGETS = {
         Target("gguf", _make_gguf, _read_gguf, case_limit_s=2.0),
         Target("safetensors", _make_safetensors, _read_safetensors, case_limit_s=2.0),
         Target("tokenizers", _make_tokenizer, _read_tokenizer, case_limit_s=2.0),
+        Target("configs", _make_config, _read_config, case_limit_s=5.0),
         Target("templates", _make_template, _read_template, case_limit_s=10.0),
     )
 }
