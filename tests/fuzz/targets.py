@@ -15,7 +15,7 @@ import numpy as np
 from chat_templates import BOS, CONVERSATIONS, EOS, TEMPLATES
 from fuzz.harness import Target
 from fuzz.mutations import mutate_bytes, mutate_json, mutate_words
-from hotloop.models.registry import load_model_spec
+from hotloop.models.registry import ARCHITECTURES, load_model_spec
 from hotloop.pre_tokenizers import PRE_TOKENIZERS
 from hotloop.quant.formats import WEIGHT_FORMATS
 from hotloop.text import template_limits
@@ -209,7 +209,7 @@ _CONFIG_VALUES = (0, 1, -1, 2, 64, 10**6, 2**31, 2**63, 1e30, float("inf"), "gel
 def _folders() -> list[dict[str, bytes]]:
     folders = []
     with tempfile.TemporaryDirectory() as folder:
-        for architecture in sorted(set(CLASSES) - {"mistral"}):
+        for architecture in sorted(CLASSES.keys() & ARCHITECTURES):
             path = write_tiny_folder(Path(folder, architecture), architecture)
             folders.append({file.name: file.read_bytes() for file in sorted(path.iterdir())})
     return folders
