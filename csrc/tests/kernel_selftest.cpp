@@ -1,13 +1,17 @@
 // Kernel tests without Python: for an emulator, for sanitizers, for a machine that has only a compiler. Compares every
 // kernel set this machine can run with the scalar one over random inputs and extents, and checks that the comparison
-// finds a kernel that is wrong in one bit. The digest is one of all scalar results: the same on every machine.
+// finds a kernel that is wrong in one bit. The digests are of all scalar results and of quantized weights: the same on every
+// machine.
 //   kernel_selftest [ROUNDS] [SET]   rounds of random extents per set (default 20); only this set, which must be usable
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <vector>
 
+#include "formats/quantize.h"
 #include "runtime/dispatch.h"
+#include "runtime/float_environment.h"
 #include "runtime/self_check.h"
 
 namespace hotloop {
@@ -69,8 +73,30 @@ bool check_all(const KernelTable& kernels, uint64_t rounds) {
   return check(kernels, rounds) && finds_broken_kernels(kernels) && peaks_count_their_operations(kernels);
 }
 
+// Of all quantized formats of weights that are uniform, with a magnitude of its own for each group of 32.
+uint64_t quantizers_digest() {
+  const FloatEnvironment environment;
+  std::vector<float> x(256 * 256);
+  uint64_t state = 1, digest = 0xcbf29ce484222325u;
+  for (size_t i = 0; i < x.size(); ++i) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    const float uniform = static_cast<float>(static_cast<int32_t>(state >> 40)) / 8388608.0f - 1.0f;
+    x[i] = uniform / static_cast<float>(uint64_t{1} << i / 32 % 40);
+  }
+  for (const WeightFormat format : {WeightFormat::F16, WeightFormat::BF16, WeightFormat::Q4_0, WeightFormat::Q4_1,
+                                    WeightFormat::Q5_0, WeightFormat::Q5_1, WeightFormat::Q8_0, WeightFormat::Q4_K,
+                                    WeightFormat::Q5_K, WeightFormat::Q6_K}) {
+    const int64_t count = static_cast<int64_t>(x.size()) / superblock_elements(format);
+    std::vector<uint8_t> out(count * superblock_bytes(format));
+    if (quantize_superblocks(format, x.data(), count, out.data()) != QuantizeError::None) return 0;
+    for (const uint8_t byte : out) digest = (digest ^ byte) * 0x100000001b3u;
+  }
+  return digest;
+}
+
 int run(uint64_t rounds, const std::string& only) {
   std::printf("scalar: digest %016llx\n", static_cast<unsigned long long>(digest(scalar_kernels())));
+  std::printf("quantizers: digest %016llx\n", static_cast<unsigned long long>(quantizers_digest()));
   bool good = true;
   if (!only.empty()) return check_all(select_kernels(only), rounds) ? 0 : 1;
   for (const KernelTable* kernels : usable_kernels()) good = check_all(*kernels, rounds) && good;

@@ -99,6 +99,18 @@ def test_weights_that_give_no_numbers_fail(tmp_path: Path) -> None:
     assert "finite_logits" in failed(result_of(path, isa="scalar"))
 
 
+def test_json_has_null_for_what_is_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = quantize("F16", np.full((64, 64), np.nan, np.float32))
+    path = write_tiny_model(tmp_path / "bad.gguf", formats="F16", tensors={"blk.0.attn_output.weight": ("F16", (64, 64), bad)})
+    assert run(monkeypatch, "check", path, "--isa", "scalar", "--tokens", 4, "--json") == 1
+    checks = {each["name"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["f32_activations_mean_kl_nats"] == {
+        "name": "f32_activations_mean_kl_nats", "value": None, "limit": 1e-5, "passed": False,
+    }  # fmt: skip
+
+
 def test_an_unknown_kernel_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="'sse9' is not usable"):
         result_of(write_tiny_model(tmp_path / "tiny.gguf"), isa="sse9")

@@ -31,6 +31,7 @@ def command(
 
     from hotloop.bench.check import check_model
     from hotloop.bench.quality import quality_text
+    from hotloop.cli.json_values import finite
     from hotloop.cli.models import require_model
     from hotloop.text.tokenizer import Tokenizer
     from hotloop.weights.quantized_model import open_quantized
@@ -53,5 +54,6 @@ def command(
         f"{', '.join(result.isas)}; int8 activations cost {result.int8_kl_nats:.4f} nats here"
     )
     if as_json:
-        print(json.dumps({"path": str(path), "passed": result.passed, **dataclasses.asdict(result)}))
+        facts = {"path": str(path), "passed": result.passed, **dataclasses.asdict(result)}
+        print(json.dumps(finite(facts), allow_nan=False))
     raise typer.Exit(0 if result.passed else 1)

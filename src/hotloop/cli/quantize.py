@@ -44,6 +44,7 @@ def command(
     import json
     import time
 
+    from hotloop.cli.json_values import finite
     from hotloop.cli.models import require_model
     from hotloop.cli.progress import TerminalReporter
     from hotloop.weights.model_writer import write_model
@@ -66,7 +67,7 @@ def command(
         if report:
             facts["quality"] = _quality(source, out, threads, tell)
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps(finite(facts), allow_nan=False))
 
 
 def _quality(

@@ -99,6 +99,7 @@ class QuantizedModel(ModelFile):
         return self.source.source_name(name)
 
     def close(self) -> None:
+        self._team = None
         self.source.close()
 
     def _quantize(
