@@ -78,6 +78,37 @@ def test_an_engine_that_is_killed_quantizes_to_the_same_bits(source: Path) -> No
     assert bits(answers) == expected
 
 
+INTERRUPTED = """
+import time
+from hotloop.cli.main import main
+from hotloop.weights.quantized_model import QuantizedModel
+read_rows = QuantizedModel.read_rows
+def slow_read_rows(model, name, start, stop):
+    if name == "output_norm.weight":
+        print("nearly done", flush=True)
+        time.sleep(60)
+    return read_rows(model, name, start, stop)
+QuantizedModel.read_rows = slow_read_rows
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_one_leaves_nothing(
+    number: signal.Signals, source: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, "quantize", str(source), str(tmp_path / "out.gguf"), "--type", "q8_0"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "nearly done\n"
+        assert [path.suffix for path in tmp_path.iterdir()] == [".partial"]
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_report_compares_with_the_source(source: Path, tmp_path: Path, environment: dict[str, str]) -> None:
     quality = {}
     for name in ("q8_0", "q4_0"):

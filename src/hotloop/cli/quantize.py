@@ -42,6 +42,7 @@ def command(
     IN is a GGUF file or a Hugging Face folder with weights of floats. OUT appears when it is complete.
     """
     import json
+    import signal
     import time
 
     from hotloop.cli.json_values import finite
@@ -54,6 +55,7 @@ def command(
     def tell(line: str) -> None:
         print(printable(line), file=sys.stderr if as_json else sys.stdout, flush=True)
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leaves as little behind as Ctrl-C
     start_s = time.monotonic()
     with open_model(require_model(model, yes=yes)) as source:
         with TerminalReporter() as reporter:
