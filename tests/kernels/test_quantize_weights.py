@@ -59,6 +59,11 @@ def nasty_weights(seed: int = 5) -> np.ndarray:
     x[15] = 1e-25  # squares underflow
     x[16] = np.float32(2**-24)
     x[17, :-1] = 0
+    x[18, ::2] = -0.0
+    x[18, 1::2] = np.abs(x[18, 1::2]) * (np.arange(256) % 3)  # zeros of both signs, first either
+    x[19] = np.abs(x[19])
+    x[19, 5::32] = 0
+    x[19, 6::32] = -0.0
     return np.clip(x, -LARGEST, LARGEST)
 
 

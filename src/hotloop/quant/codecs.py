@@ -155,7 +155,7 @@ def pack_q4_0(x: Floats) -> Bytes:
 
 def pack_q4_1(x: Floats) -> Bytes:
     """Codes 0 to 15 span minimum to maximum."""
-    minimum = x.min(axis=1, keepdims=True)
+    minimum = _minimum(x)
     with np.errstate(over="ignore"):
         scale = (x.max(axis=1, keepdims=True) - minimum) / np.float32(15)
     packed_scale = _to_f16(scale)
@@ -173,7 +173,7 @@ def pack_q5_0(x: Floats) -> Bytes:
 
 def pack_q5_1(x: Floats) -> Bytes:
     """Codes 0 to 31 span minimum to maximum."""
-    minimum = x.min(axis=1, keepdims=True)
+    minimum = _minimum(x)
     with np.errstate(over="ignore"):
         scale = (x.max(axis=1, keepdims=True) - minimum) / np.float32(31)
     packed_scale = _to_f16(scale)
@@ -289,6 +289,11 @@ def _extreme(x: Floats) -> Floats:
     """The element of largest magnitude of each row, the first of equals: [n, 1]."""
     index = np.abs(x).argmax(axis=1, keepdims=True)
     return np.take_along_axis(x, index, axis=1)
+
+
+def _minimum(x: Floats) -> Floats:
+    """The smallest element of each row, the first of equals: [n, 1]. min would leave it to the processor whether 0 or -0."""
+    return np.take_along_axis(x, x.argmin(axis=1, keepdims=True), axis=1)
 
 
 def _inverse(scale: Floats) -> Floats:

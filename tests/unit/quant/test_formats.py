@@ -188,7 +188,7 @@ def test_quantize_equals_the_gguf_package(name: str):
 @given(data=st.data())
 def test_quantize_equals_the_gguf_package_on_any_finite_weights(name: str, data: st.DataObject):
     elements = st.floats(-6e4, 6e4, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30)
-    values = data.draw(hnp.arrays(np.float32, (2, 32), elements=elements))
+    values = data.draw(hnp.arrays(np.float32, (2, 32), elements=elements)) + np.float32(0)  # no -0: see codecs._minimum
     with np.errstate(all="ignore"):
         expected = gguf.quants.quantize(values, GGMLQuantizationType[name]).reshape(-1)
     np.testing.assert_array_equal(quantize(name, values), expected)
