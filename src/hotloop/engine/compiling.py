@@ -1,4 +1,4 @@
-"""Compiling: requests wait here for their grammars, which are compiled beside the steps, before the scheduler sees them."""
+"""Compiling: requests wait here for what limits their tokens; it is made beside the steps, before the scheduler sees them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TypeAlias
 
 from hotloop.engine.side_thread import SideThread
 from hotloop.request import Request
+from hotloop.sampling.constraint import Constraint
 from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.sampling.stages import Form
+from hotloop.sampling.thinking_budget import ThinkingBudget
 from hotloop.structured_outputs import StructuredOutputsParams
 
 Grammars: TypeAlias = Mapping[StructuredOutputsParams, Form]
@@ -28,7 +30,9 @@ class Compiling:
         return not self._jobs
 
     def cached(self, requests: Sequence[Request]) -> Grammars | None:
-        """The grammars of the requests, unless some are yet to be compiled."""
+        """The grammars of the requests, unless some are yet to be compiled, or the texts of tokens to be loaded."""
+        if not self._compiler.is_loaded and any(map(_counts_thinking, requests)):
+            return None
         grammars = {}
         for spec in _specs(requests):
             grammar = self._compiler.cached(spec)
@@ -38,12 +42,25 @@ class Compiling:
         return grammars
 
     def start(self, requests: Sequence[Request]) -> None:
-        specs = _specs(requests)
+        specs, counts_thinking = _specs(requests), any(map(_counts_thinking, requests))
 
         def compile_all() -> Grammars:
+            if counts_thinking:
+                self._compiler.token_index()
             return {spec: self._compiler.compile(spec) for spec in specs}
 
         self._jobs.append((requests, self._thread.submit(compile_all)))
+
+    def constraint(self, request: Request, grammars: Grammars) -> Constraint | None:
+        """What limits the tokens of a request. grammars: what ``cached`` gave or a job that is done."""
+        params, thinking = request.params, request.thinking
+        constraint = None
+        if params.structured_outputs is not None:
+            constraint = grammars[params.structured_outputs].start(request.stop_token_ids, thinking)
+        if params.thinking_budget is not None and thinking is not None:
+            token_text = self._compiler.token_index().text
+            constraint = ThinkingBudget(thinking, params.thinking_budget, token_text, constraint)
+        return constraint
 
     def take_done(self) -> list[tuple[Sequence[Request], Future[Grammars]]]:
         """Requests whose grammars are there, or could not be compiled."""
@@ -58,6 +75,10 @@ class Compiling:
     def forget(self) -> None:
         """All requests."""
         self._jobs.clear()
+
+
+def _counts_thinking(request: Request) -> bool:
+    return request.params.thinking_budget is not None and request.thinking is not None
 
 
 def _specs(requests: Sequence[Request]) -> set[StructuredOutputsParams]:

@@ -107,8 +107,9 @@ class EngineCore:
         CapacityError if it can never fit in the KV pool.
         """
         check_vocabulary(request, self.runner.vocab_size)
-        if self._compiling is None and request.params.structured_outputs is not None:
-            raise InvalidRequestError("structured_outputs: this engine has no tokenizer; leave it out")
+        for name in ("structured_outputs", "thinking_budget") if self._compiling is None else ():
+            if getattr(request.params, name) is not None:
+                raise InvalidRequestError(f"{name}: this engine has no tokenizer; leave it out")
         self.scheduler.check(request)
 
     def add(self, requests: Sequence[Request]) -> None:
@@ -129,8 +130,8 @@ class EngineCore:
     def _admit(self, requests: Sequence[Request], grammars: Grammars) -> None:
         for request in requests:
             live = self._live[request.request_id]
-            if request.params.structured_outputs is not None:
-                live.constraint = grammars[request.params.structured_outputs].start(request.stop_token_ids, request.thinking)
+            if self._compiling is not None:
+                live.constraint = self._compiling.constraint(request, grammars)
             live.has_drafts = can_have_drafts(live, self._proposer)
         self.scheduler.add(requests)
 

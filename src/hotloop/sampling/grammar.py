@@ -89,6 +89,14 @@ class GrammarCompiler:
                     self._forms.popitem(last=False)
         return form
 
+    @property
+    def is_loaded(self) -> bool:
+        return self._made is not None
+
+    def token_index(self) -> TokenIndex:
+        """Loads the tokens if that has not been done."""
+        return self._tables()[1]
+
     def _form(self, spec: StructuredOutputsParams) -> Form:
         calls = spec.calls
         _, index = self._tables()

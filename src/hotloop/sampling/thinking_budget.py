@@ -9,15 +9,16 @@ import numpy as np
 
 from hotloop.request import Thinking
 from hotloop.sampling.constraint import Constraint, Mask
+from hotloop.sampling.markers import START, Markers, State
 
 
 class _State(NamedTuple):
-    """num_tokens: of the reasoning so far. tail: its last bytes, which may be the beginning of a marker. recent_ids: its last
-    ids, at most as many as the end has."""
+    """num_tokens: of the reasoning so far. marker: what of the text so far may be the beginning of the next marker. recent_ids:
+    the last ones of the reasoning, at most as many as the end has."""
 
     phase: Literal["undecided", "thinking", "answering"]
     num_tokens: int = 0
-    tail: bytes = b""
+    marker: State = START
     recent_ids: tuple[int, ...] = ()
 
 
@@ -29,17 +30,18 @@ class ThinkingBudget:
     all that is allowed. Implements `Constraint`.
 
     Where an answer is with its thinking is told by its text, as its readers tell it: markers may be written in any tokens, and
-    the first one counts only at the very beginning.
+    the first one counts only at the very beginning. An answer of another form has to begin with the first one's own token.
     """
 
     def __init__(
-        self, thinking: Thinking, budget: int, token_bytes: Callable[[int], bytes], inner: Constraint | None = None
+        self, thinking: Thinking, budget: int, token_text: Callable[[int], str], inner: Constraint | None = None
     ) -> None:
-        """token_bytes: the text of a token. inner: what else limits the tokens; it allows the end of thinking at any time."""
-        self._begin, self._end = thinking.begin.encode(), thinking.end.encode()
-        self._end_ids = thinking.end_ids
+        """token_text: of a token, as in `Markers`. inner: what else limits the tokens; it allows the end of thinking at any
+        time."""
+        self._begin, self._end = Markers([thinking.begin], at_start=True), Markers([thinking.end])
+        self._begin_ids, self._end_ids = thinking.begin_ids, thinking.end_ids
         self._budget = budget
-        self._token_bytes = token_bytes
+        self._token_text = token_text
         self._inner = inner
         self._states = [_State("thinking" if thinking.is_open else "undecided")]  # before each id pushed, and now
 
@@ -96,13 +98,16 @@ class ThinkingBudget:
     def _after(self, state: _State, token_id: int) -> _State:
         if state.phase == "answering":
             return state
-        text = state.tail + self._token_bytes(token_id)
+        text, marker = self._token_text(token_id), state.marker
         num_tokens, recent_ids = state.num_tokens + 1, (*state.recent_ids, token_id)[-len(self._end_ids) :]
         if state.phase == "undecided":
-            text = text.lstrip()
-            if not text.startswith(self._begin):
-                return _State("undecided", tail=text) if self._begin.startswith(text) else _ANSWERING
-            text, num_tokens, recent_ids = text[len(self._begin) :], 0, ()
-        if self._end in text or recent_ids == self._end_ids:
+            if self._inner is not None and (token_id,) != self._begin_ids:
+                return _ANSWERING
+            marker, found = self._begin.advance(marker, text)
+            if found is None:
+                return _ANSWERING if marker is None else state._replace(marker=marker)
+            text, marker, num_tokens, recent_ids = found[1], START, 0, ()
+        marker, found = self._end.advance(marker, text)
+        if found is not None or recent_ids == self._end_ids:
             return _ANSWERING
-        return _State("thinking", num_tokens, text[max(0, len(text) - len(self._end) + 1) :], recent_ids)
+        return _State("thinking", num_tokens, marker, recent_ids)

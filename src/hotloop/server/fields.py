@@ -184,6 +184,8 @@ FIELDS: tuple[Field, ...] = (
     Field("parallel_tool_calls", "Whether an answer may have several calls. Default: true.", _BOOLEAN, "used", (CHAT,)),
     Field("chat_template_kwargs", "More variables for the chat template, such as enable_thinking.", {"type": "object"}, "used",
           (CHAT,)),
+    Field("thinking_budget", "At most so many tokens of reasoning, for models that think before they answer.",
+          {"type": "integer", "minimum": 0, "maximum": MAX_INT64}, "sampling", (CHAT,)),
     Field("return_token_ids", "Whether choices come with token_ids.", _BOOLEAN, "used"),
     Field("stream", "Whether the answer comes as server-sent events while it is made.", _BOOLEAN, "live"),
     Field("stream_options", "include_usage: a last chunk with usage. continuous_usage_stats: and usage in every chunk.",

@@ -13,13 +13,13 @@ from hotloop.sampling.thinking_budget import ThinkingBudget
 
 VOCAB_SIZE = 300
 BEGIN, END, CROSSING = 256, 257, 258
-TEXTS = {BEGIN: b"<think>", END: b"</think>", CROSSING: b"k>x"}
+TEXTS = {BEGIN: "<think>", END: "</think>", CROSSING: "k>x"}
 ONE = Thinking((BEGIN,), (END,), is_open=False)
 MANY = Thinking(tuple(b"<think>"), tuple(b"</think>"), is_open=False)
 
 
-def token_bytes(token_id: int) -> bytes:
-    return TEXTS.get(token_id, bytes([token_id]) if token_id < 256 else b"")
+def token_text(token_id: int) -> str:
+    return TEXTS.get(token_id, chr(token_id) if token_id < 256 else "")
 
 
 def ids(text: str) -> list[int]:
@@ -27,7 +27,7 @@ def ids(text: str) -> list[int]:
 
 
 def budget_of(tokens: int, thinking: Thinking = ONE, inner: Constraint | None = None) -> ThinkingBudget:
-    return ThinkingBudget(thinking, tokens, token_bytes, inner)
+    return ThinkingBudget(thinking, tokens, token_text, inner)
 
 
 def allowed(constraint: Constraint) -> list[int] | None:
@@ -128,12 +128,12 @@ def test_random_walks() -> None:
         for _ in range(40):
             one.sync(output)
             output.append(rng.choice(allowed(one) or pieces))
-        text = b"".join(map(token_bytes, output)).lstrip()
-        if not (thinking.is_open or text.startswith(b"<think>")):
+        text = "".join(map(token_text, output)).lstrip()
+        if not (thinking.is_open or text.startswith("<think>")):
             continue
-        thought = text.removeprefix(b"" if thinking.is_open else b"<think>")
-        assert b"</think>" in thought
-        assert len(thought.split(b"</think>")[0]) <= 8 + 8 * tokens
+        thought, end, _ = text.removeprefix("" if thinking.is_open else "<think>").partition("</think>")
+        assert end
+        assert len(thought) <= 8 + 8 * tokens
 
 
 class Letters:
@@ -188,5 +188,11 @@ def test_over_another_constraint() -> None:
     one.sync([5])
     assert allowed(one) == [END]
     one.sync([5, END])
+    closed = budget_of(1, ONE, Letters())  # type: ignore[arg-type]
+    closed.sync(ids("<think>abc"))
+    assert allowed(closed) is None, "text of the form, not a marker"
+    closed.sync([])
+    closed.sync([BEGIN, 5])
+    assert allowed(closed) == [END]
     with pytest.raises(InvalidRequestError):
         one.push(5)
