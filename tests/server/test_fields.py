@@ -285,7 +285,7 @@ EFFECTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "truncate_prompt_tokens": ("tiny", HOT, {"truncate_prompt_tokens": 1}),
 }
 # They change the order of requests, what is cached, and how many calls there may be (test_tool_calls.py).
-ELSEWHERE = {"priority", "cache_salt", "parallel_tool_calls"}
+ELSEWHERE = {"priority", "cache_salt", "parallel_tool_calls", "thinking_budget"}
 NO_EFFECT = {
     "user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "x",
     "prompt_cache_key": "x", "prompt_cache_retention": "24h", "verbosity": "low",

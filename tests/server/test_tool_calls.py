@@ -325,6 +325,21 @@ def test_forms_come_after_the_reasoning(tmp_path: Path) -> None:
         assert len(calls_of(choice["message"])) == 1
 
 
+def test_a_budget_ends_the_reasoning(tmp_path: Path) -> None:
+    """The script goes on at its place, in the answer now."""
+    with scripted(tmp_path, ("a", " b", " c", " d", "</think>", "ok"), OPENS) as client:
+        for budget, reasoning in ((2, "a b"), (0, None), (9, "a b c d")):
+            whole = answer(client, tools=None, thinking_budget=budget)
+            (choice,) = whole["choices"]
+            assert choice["message"].get("reasoning_content") == reasoning
+            assert choice["message"]["content"].endswith("ok")
+            assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": min(budget, 4) + 1}
+            body = {**ASK, "tools": None, "thinking_budget": budget}
+            assert message_of(stream(client, CHAT, body)) == same(choice["message"])
+    with scripted(tmp_path, ("Hello",), TEMPLATE) as client:
+        assert "thinking_budget" in refused(client, tools=None, thinking_budget=3)
+
+
 def test_a_conversation_without_thinking(tmp_path: Path) -> None:
     with scripted(tmp_path, ("Hello", "</think>", "!"), OPENS) as client:
         (choice,) = answer(client, tools=None, chat_template_kwargs={"enable_thinking": False})["choices"]
