@@ -6,7 +6,7 @@ is a merge and the merges are ranked by score. Between merges of equal score the
 then the longer right part, then the lower token id, as in Hugging Face's conversion, whose ids are wanted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ SPACE = "\u2581"  # stands for a space in every token text
 
 # User-defined tokens (runs of blanks, mark-up) come before every learned one, whatever score the file gives.
 _USER_DEFINED_SCORE = 0.0
+# Where Hugging Face's Metaspace puts a space, by what the metadata calls it.
+_PREPEND_SCHEMES: Mapping[str | None, str] = {"unless_space": "always", "first": "first"}
 _HASH_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2**64
 
 
@@ -59,8 +61,8 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
     except Exception as error:  # the library raises bare exceptions of several types
         raise ModelFileError(f"{PREFIX}tokens cannot be used: {error}") from error
     pipeline = Tokenizer(model)
-    if vocabulary.prefix_first_only:
-        pipeline.pre_tokenizer = _spaces("first")
+    if vocabulary.space_prefix in _PREPEND_SCHEMES:
+        pipeline.pre_tokenizer = _spaces(_PREPEND_SCHEMES[vocabulary.space_prefix])
         return pipeline
     replace = normalizers.Replace(" ", SPACE)
     pipeline.normalizer = (

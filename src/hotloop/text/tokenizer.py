@@ -57,7 +57,7 @@ class Tokenizer:
 
     @cached_property
     def _continuing(self) -> tokenizers.Tokenizer:
-        if not self._vocabulary.prefix_first_only:
+        if self._vocabulary.space_prefix != "first":
             return self._literal
         twin = self._twin()
         twin.pre_tokenizer = sentencepiece.without_prefix()

@@ -65,7 +65,9 @@ class Vocabulary:
     prefix_token_ids: tuple[int, ...]  # what texts begin with where it is not BOS
     add_eos: bool
     add_space_prefix: bool
-    prefix_first_only: bool  # the space goes before the first text of a prompt, not before each between control tokens
+    space_prefix: (
+        str | None
+    )  # "unless_space", "first": not before texts that begin with one, nor but the first of a prompt
     lstrip_token_ids: frozenset[int]  # added tokens that take the blanks before them
     rstrip_token_ids: frozenset[int]  # and after them
     chat_template: str | None
@@ -133,7 +135,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         prefix_token_ids=() if add_bos else _prefix(metadata, pre, ids),
         add_eos=_flag(metadata, PREFIX + "add_eos_token", default=False),
         add_space_prefix=_flag(metadata, PREFIX + "add_space_prefix", default=model == "llama"),
-        prefix_first_only=_text(metadata, OWN_PREFIX + "space_prefix") == "first",
+        space_prefix=_text(metadata, OWN_PREFIX + "space_prefix"),
         lstrip_token_ids=_token_ids(metadata, OWN_PREFIX + "lstrip_token_ids", vocab_size),
         rstrip_token_ids=_rstrip_token_ids(metadata, tokens, token_types),
         chat_template=_text(metadata, "tokenizer.chat_template"),

@@ -9,7 +9,10 @@ from hotloop.pre_tokenizers import DIGIT, GPT2_WORDS, PRE_TOKENIZERS
 
 SPACE = "\u2581"  # stands for a space in SentencePiece vocabularies
 
-SpacePrefix = Literal["always", "first", "never"]
+SpacePrefix = Literal["always", "unless_space", "first", "never"]
+
+# What Metaspace calls them.
+_METASPACE: Mapping[object, SpacePrefix] = {"always": "unless_space", "first": "first", "never": "never"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,11 @@ class ByteLevelPipeline:
 
 @dataclass(frozen=True, slots=True)
 class SentencePiecePipeline:
-    """Spaces written as U+2581, no words: before every text between control tokens, before the first, or never one more."""
+    """Spaces written as U+2581, no words.
+
+    space_prefix: one more goes before every text between control tokens, before those that do not begin with one, before the
+    first text if it does not, or never.
+    """
 
     space_prefix: SpacePrefix
 
@@ -76,9 +83,8 @@ def _sentencepiece(normalizers: list[dict[str, Any]], steps: list[dict[str, Any]
     if not normalizers and len(steps) == 1 and steps[0].get("type") == "Metaspace":
         step = steps[0]
         scheme = step.get("prepend_scheme")
-        if step.get("replacement") == SPACE and step.get("split") is False and scheme in ("always", "first", "never"):
-            prefix: SpacePrefix = scheme
-            return SentencePiecePipeline(prefix)
+        if step.get("replacement") == SPACE and step.get("split") is False and scheme in _METASPACE:
+            return SentencePiecePipeline(_METASPACE[scheme])
     raise _unknown(where, "normalizer, pre_tokenizer", [normalizers, steps])
 
 

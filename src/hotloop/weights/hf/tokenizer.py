@@ -55,8 +55,8 @@ def tokenizer_metadata(folder: Path, vocab_size: int | None = None) -> dict[str,
     if pieces.model == "llama":
         metadata[GGML + "scores"] = scores
         metadata[GGML + "add_space_prefix"] = pieces.space_prefix != "never"
-        if pieces.space_prefix == "first":
-            metadata[OWN + "space_prefix"] = "first"
+        if pieces.space_prefix in ("unless_space", "first"):
+            metadata[OWN + "space_prefix"] = pieces.space_prefix
     else:
         metadata[GGML + "merges"] = pieces.merges
         if pieces.space_prefix != "never":

@@ -1,5 +1,6 @@
 """The vocabulary of a tokenizer.json: a BPE model of one of the two families that GGUF files know."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hotloop.weights.hf.pre_tokenizer import ByteLevelPipeline, SpacePrefix, rec
 MAX_TOKENIZER_BYTES = 64 << 20
 """Most bytes of a tokenizer.json; those of vocabularies of 262,144 tokens have 33 MB."""
 _MAX_TEXT_CHARS = 1 << 16
+_MAX_SPLITS = 1000
 _ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word")
 
 
@@ -114,31 +116,36 @@ def _scores(
     """Scores whose order is that of the merges, as SentencePiece joins: best-scored token first.
 
     That says the same only where every way to write a token as two is a merge, and those of a token stand together, as in
-    files converted from SentencePiece models.
+    files converted from SentencePiece models. Tokens whose merges are mixed have one score, under which longer parts come
+    first (see text/sentencepiece.py).
     """
-    scores: dict[int, float] = {}
-    last = None
+    made = []
     for left, right in merges:
         token_id = ids.get(left + right)
         if token_id is None:
             raise ModelFileError(f"{path}: the merge {(left, right)!r:.80} makes no token of the vocabulary")
+        made.append(token_id)
+    last = {token_id: i for i, token_id in enumerate(made)}
+    scores: dict[int, float] = {}
+    score, end, lengths = 0.0, -1, (0, 0)
+    for i, ((left, right), token_id) in enumerate(zip(merges, made, strict=True)):
         if token_id in not_learned:
             continue  # found in text before anything is merged
-        if token_id != last and token_id in scores:
+        if i > end:
+            score, end, first = score - 1, last[token_id], token_id
+        elif token_id != first and lengths < (len(left), len(right)):
             raise _no_scores(left + right, path)
-        scores.setdefault(token_id, float(-len(scores)))
-        last = token_id
-    known = set(merges)
-    worst = float(-len(scores))
+        end, lengths = max(end, last[token_id]), (len(left), len(right))
+        scores[token_id] = score
+    num_merges = Counter(made)
     for text, token_id in ids.items():
-        if token_id in not_learned:
-            continue
-        if any(
-            text[:k] in ids and text[k:] in ids and (text[:k], text[k:]) not in known
-            for k in range(1, min(len(text), 100))
+        splits = range(1, min(len(text), _MAX_SPLITS))
+        if (
+            token_id not in not_learned
+            and sum(text[:k] in ids and text[k:] in ids for k in splits) != num_merges[token_id]
         ):
             raise _no_scores(text, path)
-    return {i: scores.get(i, worst) for i in ids.values()}
+    return {i: scores.get(i, score - 1) for i in ids.values()}
 
 
 def _no_scores(text: str, path: Path) -> ModelFileError:

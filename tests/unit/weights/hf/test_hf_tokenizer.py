@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from hotloop.errors import ModelFileError
 from hotloop.text import sentencepiece
@@ -82,6 +83,28 @@ def test_a_sentencepiece_folder_gives_the_ids_of_the_model_file(tmp_path: Path, 
     assert metadata["tokenizer.ggml.tokens"] == small_vocabulary("small_spm")["tokens"]
     assert metadata["tokenizer.ggml.token_type"].tolist() == small_vocabulary("small_spm")["token_type"]
     assert_same_ids(Tokenizer.from_metadata(metadata), Tokenizer.from_metadata(spm_metadata(prefix)))
+
+
+def test_a_space_before_texts_that_begin_with_none(tmp_path: Path) -> None:  # as transformers saves Llama 2's
+    metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": False}
+    definition = sentencepiece_json(prefix=False, merges=spm_merges(), normalizer=None, pre_tokenizer=metaspace)
+    ours = Tokenizer.from_metadata(tokenizer_metadata(write_folder(tmp_path, definition)))
+    oracle = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in nasty_corpus():
+        expected = oracle.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special=False, parse_special=True) == expected, repr(text)
+    assert ours.encode(" the", add_special=False) == ours.encode("the", add_special=False)
+
+
+def test_tokens_of_one_score(tmp_path: Path) -> None:
+    """User-defined ones that the folder has as learned: their merges are mixed, longest parts first."""
+    definition = sentencepiece_json(prefix=False, merges=spm_merges())
+    definition["added_tokens"] = [token for token in definition["added_tokens"] if token["special"]]
+    ours = Tokenizer.from_metadata(tokenizer_metadata(write_folder(tmp_path, definition)))
+    oracle = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in nasty_corpus():
+        expected = oracle.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special=False, parse_special=True) == expected, repr(text)
 
 
 def test_a_space_before_the_first_text_only(tmp_path: Path) -> None:  # as Mistral's folders have it
