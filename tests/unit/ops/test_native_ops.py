@@ -27,7 +27,7 @@ from hotloop.ops.batch import Chunk, build_batch
 from hotloop.ops.native import NativeOps, NativeValue, NativeWeights
 from hotloop.ops.reference import ReferenceKV, ReferenceOps, ReferenceWeights
 from hotloop.weights.gguf import GGUFFile
-from hotloop.weights.gguf_writer import write_gguf
+from hotloop.weights.gguf_writer import WritableTensor, write_gguf
 from tiny_models import ARCHITECTURES, every_format_of_some, random_tokens, write_tiny_model
 
 EPS = 2.0**-24
@@ -320,6 +320,28 @@ def test_matrices_share_a_block_of_memory_and_it_must_be_large_enough(tmp_path: 
             assert _native.WeightMatrix.read(*kind, file.fileno(), 0, team, memory).nbytes == 2 * 8 * 18
         with pytest.raises(ValueError, match="too small"):
             _native.WeightMatrix.read(*kind, file.fileno(), 0, team, memory)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "olmo2"])
+def test_fused_and_separate_q_k_and_v_are_the_same_bits(architecture: str, tmp_path: Path) -> None:
+    """Converters can fuse them in any architecture."""
+    path = write_tiny_model(tmp_path / "m.gguf", architecture, formats="Q4_0")
+    tensors: dict[str, WritableTensor | None] = {}
+    with GGUFFile.open(path) as gguf:
+        for layer in range(2):
+            for kind in ("weight", "bias"):
+                parts = [gguf.tensors.get(f"blk.{layer}.attn_{part}.{kind}") for part in "qkv"]
+                infos = [info for info in parts if info is not None]
+                if infos:
+                    shape = (sum(info.shape[0] for info in infos), *infos[0].shape[1:])
+                    data = np.concatenate([gguf.read(info.name) for info in infos])
+                    tensors |= {info.name: None for info in infos}
+                    tensors[f"blk.{layer}.attn_qkv.{kind}"] = (infos[0].format, shape, data)
+    fused = write_tiny_model(tmp_path / "fused.gguf", architecture, formats="Q4_0", tensors=tensors)
+    tokens = random_tokens(29, 40)
+    np.testing.assert_array_equal(reference_logits(fused, tokens), reference_logits(path, tokens))
+    (separate,), (together,) = (native_logits(runner_of(file), [tokens], [23, *[1] * 17]) for file in (path, fused))
+    np.testing.assert_array_equal(together.view(np.uint32), separate.view(np.uint32))
 
 
 def test_parts_of_weights_share_their_memory(tmp_path: Path) -> None:
