@@ -1,5 +1,5 @@
-"""The checks of the known faults that name a real model, on smollm2-135m where the model cache holds it: a real vocabulary, real
-preferences, and a `hotloop serve` of its own."""
+"""The checks of the known faults that name a real model, on smollm2-135m where the model cache holds it: a real vocabulary,
+real preferences, and a `hotloop serve` of its own."""
 
 from __future__ import annotations
 

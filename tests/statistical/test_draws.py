@@ -84,6 +84,28 @@ def assert_follows(tokens: NDArray[np.int64], probs: NDArray[np.float64]) -> Non
     assert statistic < limit, f"chi-square {statistic:.0f} of {degrees} degrees, limit {limit:.0f}"
 
 
+SAMPLERS: dict[str, Params] = {
+    "temperature": {}, "top_k": {"top_k": 50}, "top_p": {"top_p": 0.8}, "min_p": {"min_p": 0.03},
+    "top_n_sigma": {"top_n_sigma": 1.2}, "typical_p": {"typical_p": 0.7},
+    "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.02},
+    "all": {
+        "top_n_sigma": 3.0, "min_p": 0.001, "top_k": 300, "top_p": 0.95, "typical_p": 0.9, "xtc_probability": 0.5,
+        "xtc_threshold": 0.02,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e-2, 0.1, 0.5, 1.0, 3.0, 10.0, 100.0])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_at_any_temperature(sampler: str, temperature: float) -> None:
+    logits, params = logits_of(6), {"temperature": temperature, **SAMPLERS[sampler]}
+    tokens = drawn(logits, range(NUM_DRAWS // 2), **params, seed=12)
+    probs = probabilities(logits, params)
+    assert_follows(tokens, probs)
+    if temperature <= 1e-6:
+        assert set(tokens) == {int(logits.argmax())}
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -106,6 +128,20 @@ def test_draws_follow_the_filtered_softmax(params: Params) -> None:
     logits = logits_of(1)
     tokens = drawn(logits, range(NUM_DRAWS), **params, seed=11)
     assert_follows(tokens, probabilities(logits, params))
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 0.05, 0.3, 1.0, 5.0, 100.0])
+@pytest.mark.parametrize("mu", [-1.0, 2.0, 6.0, 30.0])
+def test_mirostat_at_any_temperature(temperature: float, mu: float) -> None:
+    """With the same mu for every draw: the tokens whose surprise is at most mu, or the top one."""
+    logits = logits_of(6)
+    params = _native.DrawParams(temperature=temperature, mirostat=True, seed=12)
+    n = NUM_DRAWS // 4
+    token_ids, _, _, faults = _native.Sampler(ISA).draw(logits[None], [params] * n, [0] * n, list(range(n)), [mu] * n, [])
+    assert not faults
+    probs = probabilities(logits, {"temperature": temperature})
+    kept = probs >= min(2.0**-mu, probs.max())
+    assert_follows(np.array(token_ids), np.where(kept, probs, 0) / probs[kept].sum())
 
 
 def test_mirostat_draws_follow_its_cut_and_reach_its_surprise() -> None:
