@@ -269,3 +269,18 @@ def test_an_answer_with_a_form(environment: dict[str, str], model: Path, tmp_pat
         assert result.returncode == 1
         assert "Traceback" not in result.stderr
         assert len(result.stderr.splitlines()) < 4
+
+
+def test_json_shows_all_that_was_asked_for(environment: dict[str, str], model: Path) -> None:  # known fault B137
+    options = ["--set", "logprobs=1", "--set", "prompt_logprobs=0", "--set", "truncate_prompt_tokens=3", "--max-tokens", "4"]
+    result = run(environment, "run", model, "hello there", "--json", *options)
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout, parse_constant=lambda constant: pytest.fail(constant))
+    (choice,) = answer["choices"]
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"] == 3
+    assert answer["usage"]["truncated_tokens"] > 0
+    for token_id, entry in zip(choice["token_ids"], choice["logprobs"], strict=True):
+        assert entry[str(token_id)]["logprob"] <= 0
+    result = run(environment, "run", model, "hello", "--set", "logprobs=1")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "add --json" in result.stderr

@@ -97,8 +97,10 @@ def sampling(
     stop: list[str] | None,
     others: list[str] | None,
     structured_outputs: StructuredOutputsParams | None = None,
+    as_json: bool = False,
 ) -> SamplingParams:
-    """others: NAME=VALUE each, of what no option is for. Raises InvalidRequestError."""
+    """others: NAME=VALUE each, of what no option is for. as_json: whether all of the answer is shown. Raises
+    InvalidRequestError."""
     from hotloop.errors import InvalidRequestError
     from hotloop.sampling_params import SamplingParams
 
@@ -116,6 +118,8 @@ def sampling(
             values[name] = json.loads(value)
         except ValueError:
             raise InvalidRequestError(f"--set {text}: {value!r} is no JSON; texts have double quotes") from None
+        if name in ("logprobs", "prompt_logprobs") and not as_json:
+            raise InvalidRequestError(f"--set {text}: logprobs are not shown with the text alone; add --json, or leave it out")
     return SamplingParams(structured_outputs=structured_outputs, **options, **values)
 
 

@@ -58,7 +58,7 @@ def command(
     params = opt.sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop,
         structured_outputs=opt.structure(json_schema, regex, grammar),
-        others=others,
+        others=others, as_json=as_json and prompt is not None,
     )  # fmt: skip
     text = sys.stdin.read() if prompt == "-" else prompt
     llm = opt.load(
@@ -99,20 +99,29 @@ def _show(chunks: Iterator[StreamChunk], *, quiet: bool) -> RequestOutput:
 def _json(model: str, output: RequestOutput) -> str:
     import json
 
+    from hotloop.server.responses import vllm_logprobs
+
+    choices: list[dict[str, object]] = []
+    for c in output.outputs:
+        logprobs = {} if c.logprobs is None else {"logprobs": vllm_logprobs(c.logprobs)}
+        choices.append(
+            {"index": c.index, "text": c.text, "token_ids": c.token_ids, "finish_reason": c.finish_reason} | logprobs
+        )
     completion_tokens = sum(len(choice.token_ids) for choice in output.outputs)
-    return json.dumps(
-        {
-            "model": model,
-            "prompt_token_ids": output.prompt_token_ids,
-            "choices": [
-                {"index": c.index, "text": c.text, "token_ids": c.token_ids, "finish_reason": c.finish_reason}
-                for c in output.outputs
-            ],
-            "seed": output.seed,
-            "usage": {"prompt_tokens": len(output.prompt_token_ids), "completion_tokens": completion_tokens},
-            "timings": output.timings,
-        }
-    )
+    usage = {"prompt_tokens": len(output.prompt_token_ids), "completion_tokens": completion_tokens}
+    answer: dict[str, object] = {
+        "model": model,
+        "prompt_token_ids": output.prompt_token_ids,
+        "choices": choices,
+        "seed": output.seed,
+        "usage": usage,
+        "timings": output.timings,
+    }
+    if output.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = vllm_logprobs(output.prompt_logprobs)
+    if output.num_truncated_tokens:
+        usage["truncated_tokens"] = output.num_truncated_tokens
+    return json.dumps(answer, allow_nan=False)
 
 
 def _print_figures(llm: LLM, output: RequestOutput, *, stats: bool, suggest: bool) -> None:

@@ -36,7 +36,7 @@ def chat_response(head: Head, output: RequestOutput, body: Body, tokenizer: Toke
         logprobs = None if choice.logprobs is None else chat_logprobs(choice.token_ids, choice.logprobs, num_top, tokenizer)
         choices.append({"index": choice.index, "message": _message(choice), "logprobs": logprobs} | _end(choice, body))
     response = _response(head, body, "chat.completion", [output], choices)
-    return response | {"prompt_logprobs": prompt_logprobs(output.prompt_logprobs)} if body.prompt_logprobs else response
+    return response | {"prompt_logprobs": vllm_logprobs(output.prompt_logprobs)} if body.prompt_logprobs else response
 
 
 def _message(choice: CompletionOutput) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def completion_response(
     choices: list[dict[str, Any]] = []
     for output in outputs:
         prefix = prompt_text(output, output.prompt_token_ids, tokenizer) if body.echo else ""
-        of_prompt = {"prompt_logprobs": prompt_logprobs(output.prompt_logprobs)} if body.prompt_logprobs else {}
+        of_prompt = {"prompt_logprobs": vllm_logprobs(output.prompt_logprobs)} if body.prompt_logprobs else {}
         for choice in output.outputs:
             logprobs = None
             if choice.logprobs is not None:
@@ -155,8 +155,8 @@ def _response(
     }
 
 
-def prompt_logprobs(entries: Sequence[Entry | None] | None) -> list[dict[int, dict[str, Any]] | None] | None:
-    """In vLLM's shape: per token of the prompt, token id to logprob, null for the first."""
+def vllm_logprobs(entries: Sequence[Entry | None] | None) -> list[dict[int, dict[str, Any]] | None] | None:
+    """In vLLM's shape: per token, token id to logprob, null for a prompt's first."""
     if entries is None:
         return None
     return [

@@ -23,11 +23,11 @@ from hotloop.server.responses import (
     Head,
     chat_logprobs,
     completion_logprobs,
-    prompt_logprobs,
     prompt_text,
     timings_of,
     usage,
     usage_of,
+    vllm_logprobs,
 )
 from hotloop.text.tokenizer import Tokenizer
 
@@ -151,7 +151,7 @@ class CompletionShape:
         self._offsets: dict[int, int] = {}  # of logprobs: characters of each choice's tokens so far
 
     def opening(self, index: int, ask: Ask, entries: PromptEntries) -> Struct | None:
-        shown = prompt_logprobs(entries) if self._shows_prompt_logprobs else UNSET
+        shown = vllm_logprobs(entries) if self._shows_prompt_logprobs else UNSET
         if not self._echo:
             return None if shown is UNSET else _CompletionChoice(index, "", prompt_logprobs=shown)
         ids = ask.requests[0].prompt_token_ids
@@ -208,7 +208,7 @@ class ChunkEncoder:
         if choice is None:
             return
         of_chat = self._body.chat is not None and self._body.prompt_logprobs and index == 0
-        self._write(events, self._seeds[number], choice, of_prompt=prompt_logprobs(entries) if of_chat else UNSET)
+        self._write(events, self._seeds[number], choice, of_prompt=vllm_logprobs(entries) if of_chat else UNSET)
 
     def encode(self, arrived: Sequence[tuple[int, StreamChunk]]) -> bytes:
         """arrived: (index of the ask, chunk)."""
