@@ -154,13 +154,13 @@ def conversation(schema: dict[str, Any], index: int) -> list[dict[str, str]]:
 
 
 def answer_all(
-    llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]
+    llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any], finish_within: int | None = None
 ) -> list[tuple[dict[str, Any], list[int], str, str | None]]:
     """(schema, output ids, text, finish reason) of those that can be enforced."""
     kept: list[dict[str, Any]] = []
     params: list[SamplingParams] = []
     for index, schema in enumerate(many):
-        structure = StructuredOutputsParams(json=schema)
+        structure = StructuredOutputsParams(json=schema, finish_within=finish_within)
         try:
             GrammarCompiler(lambda: llm.tokenizer).compile(structure)
         except HotloopError as error:
@@ -173,11 +173,11 @@ def answer_all(
     return [(s, c.token_ids, c.text, c.finish_reason) for s, c in zip(kept, choices, strict=True)]
 
 
-def run_schemas(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]) -> None:
+def run_schemas(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any], finish_within: int | None) -> None:
     import jsonschema
 
     begin_s = time.perf_counter()
-    answers = answer_all(llm, many, sampling)
+    answers = answer_all(llm, many, sampling, finish_within)
     finished = valid = longest_blank = 0
     for schema, _, text, reason in answers:
         longest_blank = max([longest_blank, *map(len, re.findall(r"\s+", text))])
@@ -192,7 +192,8 @@ def run_schemas(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any]) 
             print("invalid:", str(error)[:200], repr(text[:200]))
     num_tokens = sum(len(ids) for _, ids, _, _ in answers)
     print(
-        f"{sampling}: {len(answers)} schemas of {len(many)} enforced, {finished} answers finished, {valid} of "
+        f"{sampling}, finish_within {finish_within}: {len(answers)} schemas of {len(many)} enforced, "
+        f"{finished} answers finished, {valid} of "
         f"them valid, {num_tokens} tokens, longest white space {longest_blank} characters, "
         f"{time.perf_counter() - begin_s:.0f} s"
     )
@@ -266,12 +267,16 @@ def main() -> None:
     parser.add_argument("what", choices=["schemas", "masks", "step"])
     parser.add_argument("model")
     parser.add_argument("--bounded", action="store_true", help="give every string, number, array and map an end")
+    parser.add_argument("--finish-within", type=int, help="see docs/structured_outputs.md; of schemas")
     parser.add_argument("--num", type=int, default=NUM_SCHEMAS)
     parser.add_argument("--sampling", type=json.loads, default={"temperature": 0}, help="fields of SamplingParams, as JSON")
     args = parser.parse_args()
     many = [bounded(schema) for schema in schemas()] if args.bounded else schemas()
-    run = {"schemas": run_schemas, "masks": run_masks, "step": run_step}[args.what]
-    run(LLM(args.model, max_model_len=1024), many[: args.num], args.sampling)
+    llm = LLM(args.model, max_model_len=1024)
+    if args.what == "schemas":
+        run_schemas(llm, many[: args.num], args.sampling, args.finish_within)
+    else:
+        (run_masks if args.what == "masks" else run_step)(llm, many[: args.num], args.sampling)
 
 
 if __name__ == "__main__":

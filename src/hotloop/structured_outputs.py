@@ -60,8 +60,9 @@ class StructuredOutputsParams:
     matches. choice: texts of which the answer is one. grammar: in Lark's syntax or in GBNF. json_object: any JSON object.
 
     disable_any_whitespace: no optional white space between the parts of JSON; without it a space, or a line end and an
-    indent, may stand wherever JSON allows them. calls: made of the tools of a conversation, not by users. called: the name of
-    the form in messages, if it came under another one.
+    indent, may stand wherever JSON allows them. finish_within: of json and json_object; in the last so many tokens that
+    max_tokens allows, strings, arrays, objects and numbers are closed as soon as the form lets them. calls: made of the tools of
+    a conversation, not by users. called: the name of the form in messages, if it came under another one.
 
     Raises: InvalidRequestError naming the field. Whether a schema, regex or grammar can be enforced is found out when it is
     compiled, before the request runs.
@@ -73,6 +74,7 @@ class StructuredOutputsParams:
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
+    finish_within: int | None = None
     calls: CallsForm | None = None
     called: str = field(default="", compare=False, repr=False)
 
@@ -91,6 +93,11 @@ class StructuredOutputsParams:
         for name in ("json_object", "disable_any_whitespace"):
             if not isinstance(getattr(self, name), bool | None):
                 raise InvalidRequestError(f"{name} is {getattr(self, name)!r:.60}; it must be true or false")
+        within = self.finish_within
+        if within is not None and (type(within) is not int or within < 1):
+            raise InvalidRequestError(f"finish_within is {within!r:.60}; it must be a number of tokens, at least 1")
+        if within is not None and self.json is None and not self.json_object:
+            raise InvalidRequestError("finish_within is given without json or json_object; leave it out")
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.name, self.json))
         if self.choice is not None:

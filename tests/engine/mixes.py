@@ -16,6 +16,7 @@ Choose: TypeAlias = Callable[[random.Random], Any]
 FORMS = [
     SCHEMA, GRAMMAR, StructuredOutputsParams(json_object=True), StructuredOutputsParams(choice=["yes", "no", "not at all"]),
     StructuredOutputsParams(regex="[a-f]{3}( the)* end"),
+    StructuredOutputsParams(json={"type": "array", "items": {"type": "string"}}, finish_within=15),
     StructuredOutputsParams(
         json={"type": "array", "items": {"enum": ["the", 1, None]}, "maxItems": 5}, disable_any_whitespace=True
     ),

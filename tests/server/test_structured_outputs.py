@@ -52,6 +52,19 @@ def test_other_forms(client: httpx.Client, form: dict[str, Any], pattern: str) -
         assert re.fullmatch(pattern, choice["text"]) or choice["finish_reason"] == "length"
 
 
+def test_an_answer_is_made_whole_before_it_is_cut(client: httpx.Client) -> None:
+    form = {"json": {"type": "array", "items": {"type": "string"}}}
+    body = {"prompt": "x", "max_tokens": 60, "temperature": 1.0, "seed": 4, "logit_bias": {"34": -20, "93": -20}}  # " and ]
+    (cut,) = client.post(COMPLETIONS, json={**body, "structured_outputs": form}).json()["choices"]
+    assert cut["finish_reason"] == "length"
+    (whole,) = client.post(COMPLETIONS, json={**body, "structured_outputs": {**form, "finish_within": 20}}).json()["choices"]
+    assert whole["finish_reason"] == "stop"
+    assert json.loads(whole["text"])
+    assert whole["text"][:20] == cut["text"][:20]
+    refused = client.post(COMPLETIONS, json={**body, "structured_outputs": {"regex": "a", "finish_within": 20}})
+    assert refused.status_code == 400
+
+
 @pytest.mark.parametrize("schema", BAD_SCHEMAS, ids=str)
 def test_a_schema_that_cannot_be_enforced_is_refused(client: httpx.Client, schema: Any) -> None:  # known faults B65, B66
     body = {"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}, "stream": True}

@@ -56,7 +56,7 @@ class Compiling:
         params, thinking = request.params, request.thinking
         constraint = None
         if params.structured_outputs is not None:
-            constraint = grammars[params.structured_outputs].start(request.stop_token_ids, thinking)
+            constraint = grammars[params.structured_outputs].start(request.stop_token_ids, thinking, request.max_tokens)
         if params.thinking_budget is not None and thinking is not None:
             token_text = self._compiler.token_index().text
             constraint = ThinkingBudget(thinking, params.thinking_budget, token_text, constraint)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hotloop.errors import InvalidRequestError
+from hotloop.sampling.closing import Closing
 from hotloop.sampling.constraint import Mask
 from hotloop.sampling.grammar_source import (
     GrammarSource,
@@ -43,6 +44,7 @@ _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
 # Steps of a parser are quadratic in the items of a row. Schemas give long but simple rows, one item for each property that
 # may come next; of a grammar that anybody may write, 500 keep the slowest step near 15 ms.
 _MAX_ROW_ITEMS_OF_SCHEMAS, _MAX_ROW_ITEMS_OF_GRAMMARS = 2000, 500
+_MAX_CIRCLE = 16  # tokens
 _MAX_MESSAGE = 300
 
 
@@ -67,6 +69,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._table_lock = threading.Lock()
         self._made: tuple[LLTokenizer, TokenIndex] | None = None
+        self._ends: Closing | None = None
         self._forms: OrderedDict[StructuredOutputsParams, Form] = OrderedDict()
 
     def cached(self, spec: StructuredOutputsParams) -> Form | None:
@@ -113,7 +116,8 @@ class GrammarCompiler:
         matcher = self._matcher(source)
         if matcher.is_error():
             raise InvalidRequestError(self._why_not(spec, _reason(matcher)))
-        return Grammar(matcher, self._tables()[0].eos_token)
+        closing = None if spec.finish_within is None else (spec.finish_within, self._closing())
+        return Grammar(matcher, self._tables()[0].eos_token, closing)
 
     def _matcher(self, source: GrammarSource) -> LLMatcher:
         """At the beginning; with an error if it cannot be enforced."""
@@ -142,6 +146,13 @@ class GrammarCompiler:
         """Why a schema cannot be enforced; None if it can."""
         matcher = self._matcher(schema_source(dict(schema)))
         return _reason(matcher) if matcher.is_error() else None
+
+    def _closing(self) -> Closing:
+        _, index = self._tables()
+        with self._table_lock:
+            if self._ends is None:
+                self._ends = Closing(index.written)
+            return self._ends
 
     def _tables(self) -> tuple[LLTokenizer, TokenIndex]:
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -209,26 +220,40 @@ class _TokenTable:
 class Grammar:
     """A compiled grammar."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        """matcher: at the beginning; copies of it share what they find out about the grammar's lexemes."""
+    def __init__(self, matcher: LLMatcher, vocab_size: int, closing: tuple[int, Closing] | None = None) -> None:
+        """matcher: at the beginning; copies of it share what they find out about the grammar's lexemes. closing: in the last
+        so many tokens."""
         self.num_started = 0
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._closing = closing
 
     def accepts(self, token_ids: Sequence[int]) -> bool:
         return self._matcher.deep_copy().try_consume_tokens(list(token_ids)) == len(token_ids)
 
-    def start(self, stop_token_ids: Collection[int] = ()) -> GrammarConstraint:
-        """The constraint of one request. stop_token_ids: end it, and are allowed where the grammar is complete only."""
+    def start(self, stop_token_ids: Collection[int] = (), max_tokens: int | None = None) -> GrammarConstraint:
+        """The constraint of one request. stop_token_ids: end it, and are allowed where the grammar is complete only.
+        max_tokens: that it may have at most, None if nobody knows."""
         self.num_started += 1
-        return GrammarConstraint(self._matcher, self._vocab_size, stop_token_ids)
+        closing = None
+        if self._closing is not None and max_tokens is not None:
+            closing = max_tokens - self._closing[0], self._closing[1]
+        return GrammarConstraint(self._matcher, self._vocab_size, stop_token_ids, closing)
 
 
 class GrammarConstraint:
     """The constraint that a grammar is. Implements `Constraint`."""
 
-    def __init__(self, beginning: LLMatcher, vocab_size: int, stop_token_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        beginning: LLMatcher,
+        vocab_size: int,
+        stop_token_ids: Collection[int],
+        closing: tuple[int, Closing] | None = None,
+    ) -> None:
+        """closing: from how many tokens on only what closes JSON is allowed."""
         self._beginning = beginning
+        self._closing = closing
         self._matcher = beginning.deep_copy()
         self._num_words = vocab_size // 32 + 1  # of vocab_size tokens and the end
         self._end_word, self._end_bit = vocab_size // 32, np.uint32(1 << vocab_size % 32)
@@ -238,7 +263,7 @@ class GrammarConstraint:
         self._stop_words = np.flatnonzero(stops)
         self._stop_bits = stops[self._stop_words]
         self._stop_token_ids = frozenset(stop_token_ids)
-        self._num_pushed = 0
+        self._pushed: list[int] = []
 
     @property
     def is_complete(self) -> bool:
@@ -246,14 +271,14 @@ class GrammarConstraint:
 
     def sync(self, output_token_ids: Sequence[int], draft_token_ids: Sequence[int] = ()) -> None:
         num_output = len(output_token_ids)
-        excess = self._num_pushed - num_output - len(draft_token_ids)
+        excess = len(self._pushed) - num_output - len(draft_token_ids)
         if excess > 0 and self._matcher.is_error():  # because of drafts that are wrong: an error cannot be taken back
-            self._matcher, self._num_pushed = self._beginning.deep_copy(), 0
+            self._matcher, self._pushed = self._beginning.deep_copy(), []
         elif excess > 0:
             self.rollback(excess)
-        for token_id in output_token_ids[self._num_pushed :]:
+        for token_id in output_token_ids[len(self._pushed) :]:
             self.push(token_id)
-        for token_id in draft_token_ids[self._num_pushed - num_output :]:
+        for token_id in draft_token_ids[len(self._pushed) - num_output :]:
             self.push(token_id)
 
     def fill_mask(self, mask: Mask) -> bool:
@@ -262,21 +287,26 @@ class GrammarConstraint:
         self._check()
         may_end = mask[self._end_word] & self._end_bit
         mask[self._end_word] &= ~self._end_bit
+        closes = self._closing is not None and len(self._pushed) >= self._closing[0]
         if may_end:
+            if closes and len(self._stop_words):
+                mask[:] = 0
             mask[self._stop_words] |= self._stop_bits
         else:
             mask[self._stop_words] &= ~self._stop_bits
+            if closes and self._closing is not None:
+                self._closing[1].restrict(mask, self._pushed[-_MAX_CIRCLE:])
         return True
 
     def push(self, token_id: int) -> None:
         self._matcher.consume_token(token_id)
         self._check()
-        self._num_pushed += 1
+        self._pushed.append(token_id)
 
     def push_draft(self, token_id: int) -> bool:
         if token_id in self._stop_token_ids or not self._matcher.try_consume_tokens([token_id]):
             return False
-        self._num_pushed += 1
+        self._pushed.append(token_id)
         if not self._matcher.is_stopped():
             return True
         self.rollback(1)
@@ -289,7 +319,7 @@ class GrammarConstraint:
         """Take back the last ``num_tokens`` ids pushed."""
         self._matcher.rollback(num_tokens)
         self._check()
-        self._num_pushed -= num_tokens
+        del self._pushed[len(self._pushed) - num_tokens :]
 
     def _check(self) -> None:
         if self._matcher.is_error():

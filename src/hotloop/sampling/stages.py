@@ -26,7 +26,7 @@ class StartsConstraints(Protocol):
 
     num_started: int
 
-    def start(self, stop_token_ids: Collection[int] = ()) -> Constraint: ...
+    def start(self, stop_token_ids: Collection[int] = (), max_tokens: int | None = None) -> Constraint: ...
 
     def accepts(self, token_ids: Sequence[int]) -> bool:
         """Whether they may be the beginning."""
@@ -117,14 +117,21 @@ class _InForm:
 
 
 class StagedConstraint:
-    """Goes through stages; implements `Constraint`. thinking: what comes first if the answer begins with that token."""
+    """Goes through stages; implements `Constraint`. thinking: what comes first if the answer begins with that token.
+    max_tokens: of the whole answer, None if nobody knows."""
 
     def __init__(
-        self, first: Stage, index: TokenIndex, stop_token_ids: Collection[int], thinking: tuple[int, Stage] | None = None
+        self,
+        first: Stage,
+        index: TokenIndex,
+        stop_token_ids: Collection[int],
+        thinking: tuple[int, Stage] | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         self._index = index
         self._stop_token_ids = frozenset(stop_token_ids)
         self._thinking = thinking
+        self._max_tokens = max_tokens
         self._num_pushed = 0
         self._passed: list[_InFree | _InForm] = []  # all stages so far; the last is where it is
         self._enter(first, "")
@@ -232,7 +239,8 @@ class StagedConstraint:
         ids = _byte_ids(stage, text, self._index)
         if ids is None:
             raise InvalidRequestError(f"the answer cannot go on with {text!r:.60} within its form")
-        constraint = stage.grammar.start(self._stop_token_ids)
+        left = None if self._max_tokens is None else self._max_tokens - self._num_pushed + len(ids)
+        constraint = stage.grammar.start(self._stop_token_ids, left)
         constraint.sync(ids)
         entered = _InForm(stage, self._num_pushed, constraint, ids, len(ids))
         self._passed.append(entered)
@@ -272,19 +280,21 @@ class Form:
     def num_started(self) -> int:
         return max(grammar.num_started for grammar in self._grammars)
 
-    def start(self, stop_token_ids: Collection[int] = (), thinking: Thinking | None = None) -> Constraint:
+    def start(
+        self, stop_token_ids: Collection[int] = (), thinking: Thinking | None = None, max_tokens: int | None = None
+    ) -> Constraint:
         """The constraint of one request. stop_token_ids: end it, and are allowed where that may be only. thinking: comes before
-        the form."""
+        the form. max_tokens: of the whole answer, None if nobody knows."""
         if thinking is None:
             if isinstance(self._first, Formed) and self._first.then is None:
-                return self._first.grammar.start(stop_token_ids)
-            return StagedConstraint(self._first, self._index, stop_token_ids)
+                return self._first.grammar.start(stop_token_ids, max_tokens)
+            return StagedConstraint(self._first, self._index, stop_token_ids, None, max_tokens)
         thought = self._thoughts.get(thinking.end)
         if thought is None:
             after = replace(self._first, skips_line_ends=True) if isinstance(self._first, Formed) else self._first
             thought = Free(Markers([thinking.end]), self._index, [after], bars_stops=isinstance(self._first, Formed))
             self._thoughts[thinking.end] = thought
         if thinking.is_open:
-            return StagedConstraint(thought, self._index, stop_token_ids)
+            return StagedConstraint(thought, self._index, stop_token_ids, None, max_tokens)
         begin = (thinking.begin_ids[0], thought) if len(thinking.begin_ids) == 1 else None
-        return StagedConstraint(self._first, self._index, stop_token_ids, begin)
+        return StagedConstraint(self._first, self._index, stop_token_ids, begin, max_tokens)

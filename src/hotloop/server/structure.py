@@ -17,11 +17,13 @@ def _one_of(name: str, schema: Mapping[str, Any], /, **others: Mapping[str, Any]
 
 
 _OBJECT, _TEXT, _BOOLEAN = {"type": "object"}, {"type": "string"}, {"type": "boolean"}
-_NO_WHITESPACE = {"disable_any_whitespace": _BOOLEAN}
+_OF_JSON: Mapping[str, Mapping[str, Any]] = {
+    "disable_any_whitespace": _BOOLEAN, "finish_within": {"type": "integer", "minimum": 1},
+}  # fmt: skip
 STRUCTURED_OUTPUTS_SCHEMA: Mapping[str, Any] = {
     "anyOf": [
-        _one_of("json", _OBJECT, **_NO_WHITESPACE),
-        _one_of("json_object", {"const": True}, **_NO_WHITESPACE),
+        _one_of("json", _OBJECT, **_OF_JSON),
+        _one_of("json_object", {"const": True}, **_OF_JSON),
         _one_of("regex", {**_TEXT, "minLength": 1}),
         _one_of("grammar", {**_TEXT, "minLength": 1}),
         _one_of("choice", {"type": "array", "items": {**_TEXT, "minLength": 1}, "minItems": 1}),
