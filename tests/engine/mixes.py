@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.jobs import GRAMMAR, SCHEMA
 from hotloop import SamplingParams, StructuredOutputsParams
@@ -21,6 +24,13 @@ FORMS = [
         json={"type": "array", "items": {"enum": ["the", 1, None]}, "maxItems": 5}, disable_any_whitespace=True
     ),
 ]  # fmt: skip
+
+
+def prefer_another(output_token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A processor of a request's own: less likely what came last."""
+    if output_token_ids:
+        logits[output_token_ids[-1]] -= 2.0
+    return logits
 
 
 def one_of(*values: Any) -> Choose:
@@ -63,6 +73,7 @@ OTHERS: dict[str, tuple[float, Choose]] = {
     "logprobs_mode": (0.4, one_of("raw", "processed")),
     "prompt_logprobs": (0.3, one_of(0, 2)),
     "structured_outputs": (0.35, one_of(*FORMS)),
+    "logits_processors": (0.1, one_of((prefer_another,))),
 }
 
 
