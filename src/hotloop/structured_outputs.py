@@ -61,8 +61,8 @@ class StructuredOutputsParams:
 
     disable_any_whitespace: no optional white space between the parts of JSON; without it a space, or a line end and an
     indent, may stand wherever JSON allows them. finish_within: of json and json_object; in the last so many tokens that
-    max_tokens allows, strings, arrays, objects and numbers are closed as soon as the form lets them. calls: made of the tools of
-    a conversation, not by users. called: the name of the form in messages, if it came under another one.
+    max_tokens allows, strings, arrays, objects and numbers are closed as soon as the form lets them. calls: made of the tools
+    of a conversation, not by users. called: the name of the form in messages, if it came under another one.
 
     Raises: InvalidRequestError naming the field. Whether a schema, regex or grammar can be enforced is found out when it is
     compiled, before the request runs.
