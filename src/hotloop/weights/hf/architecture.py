@@ -14,6 +14,8 @@ from hotloop.weights.hf.rope import rope_metadata, rope_section, rope_tensors, r
 from hotloop.weights.model_file import MetadataValue
 
 Metadata = dict[str, MetadataValue]
+_MAX_LAYERS, _MAX_HEAD_DIM = 10_000, 1 << 14
+
 Change = Literal["as_stored", "permuted_q", "permuted_k", "plus_one", "transposed"]
 
 
@@ -113,7 +115,7 @@ def sizes(config: HFConfig) -> Metadata:
     heads = config.size("num_attention_heads")
     head_dim = head_size(config)
     return {
-        "block_count": config.size("num_hidden_layers"),
+        "block_count": num_layers(config),
         "context_length": config.size("max_position_embeddings"),
         "embedding_length": config.size("hidden_size"),
         "feed_forward_length": config.size("intermediate_size"),
@@ -124,12 +126,17 @@ def sizes(config: HFConfig) -> Metadata:
     }
 
 
+def num_layers(config: HFConfig, name: str = "num_hidden_layers") -> int:
+    """Bounded, as something is done for every layer before any tensor is looked at."""
+    return config.size(name, most=_MAX_LAYERS)
+
+
 def head_size(config: HFConfig) -> int:
     """head_dim, or what its absence means."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     if not config.has("head_dim") and hidden % heads:
         raise config.error("hidden_size", f"must be a multiple of {heads} heads where there is no head_dim")
-    return config.size("head_dim", max(hidden // heads, 1))
+    return config.size("head_dim", max(hidden // heads, 1), most=_MAX_HEAD_DIM)
 
 
 ACTIVATIONS: Mapping[str, tuple[str, ...]] = {

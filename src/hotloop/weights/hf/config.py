@@ -63,11 +63,11 @@ class HFConfig:
         """Whether the file itself has a value that is not null."""
         return self._stated.get(name) is not None
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """An integer from 1 to 2^31 - 1. Raises ModelFileError if it is anything else, or missing."""
+    def size(self, name: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
+        """An integer from 1 to `most`. Raises ModelFileError if it is anything else, or missing."""
         value = default if self.raw(name) is None else self.raw(name)
-        if type(value) is not int or not 0 < value < 2**31:
-            raise self.error(name, "must be an integer from 1 to 2^31 - 1")
+        if type(value) is not int or not 0 < value <= most:
+            raise self.error(name, f"must be an integer from 1 to {most}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

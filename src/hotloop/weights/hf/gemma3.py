@@ -4,7 +4,15 @@ import math
 
 import numpy as np
 
-from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, head_size, plus_one, sizes
+from hotloop.weights.hf.architecture import (
+    LLAMA_TENSORS,
+    Architecture,
+    Metadata,
+    head_size,
+    num_layers,
+    plus_one,
+    sizes,
+)
 from hotloop.weights.hf.config import HFConfig
 from hotloop.weights.hf.rope import rope_metadata, rope_section, rope_type
 
@@ -37,7 +45,7 @@ def _metadata(config: HFConfig) -> Metadata:
 
 def sliding_layers(config: HFConfig, period: int) -> list[bool]:
     """Which layers have the window: those that layer_types lists, by default all but the last of every `period`."""
-    layers = config.size("num_hidden_layers")
+    layers = num_layers(config)
     layer_types = config.raw("layer_types")
     if layer_types is None:
         return [i % period < period - 1 for i in range(layers)]

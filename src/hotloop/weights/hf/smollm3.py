@@ -5,6 +5,7 @@ from hotloop.weights.hf.architecture import (
     Metadata,
     dense_metadata,
     full_attention_only,
+    num_layers,
 )
 from hotloop.weights.hf.config import HFConfig
 from hotloop.weights.hf.llama import ATTENTION_BIAS, PERMUTED_TENSORS
@@ -21,7 +22,7 @@ def _metadata(config: HFConfig) -> Metadata:
 
 def _check_rotating_layers(config: HFConfig) -> None:
     """Raise ModelFileError unless all but every fourth layer rotate: GGUF has no key for another pattern."""
-    layers = config.size("num_hidden_layers")
+    layers = num_layers(config)
     usual = [int((i + 1) % _NOPE_PERIOD != 0) for i in range(layers)]
     rotating = config.raw("no_rope_layers")  # 1 where a layer rotates
     if rotating is None:
