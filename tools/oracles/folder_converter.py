@@ -60,6 +60,12 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("smollm3-yarn", "SmolLM3", {"rope_parameters": _YARN, "tie_word_embeddings": False}),
     ("phi3", "Phi3", {"num_key_value_heads": 4, "original_max_position_embeddings": 128}),
     ("phi3-longrope", "Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 32, "sliding_window": 16}),
+    ("olmo2", "Olmo2", {}),
+    ("olmo3", "Olmo3", {"sliding_window": 16}),
+    ("starcoder2", "Starcoder2", {}),
+    ("starcoder2-plain", "Starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
+    ("glm4", "Glm4", {"head_dim": 32}),
+    ("gpt2", "GPT2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_ctx": 128}),
     ("gemma3", "Gemma3Text", {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32}),
 )
 # Keys that one of the two need not have: the default says the same, or hotloop states what the converter leaves open.
@@ -90,8 +96,9 @@ def save(folder: Path, kind: str, config: dict[str, Any]) -> Path:
     """A random bf16 model of a class, as transformers saves it, with the tiny tokenizer."""
     torch.manual_seed(len(folder.name))
     name = kind.removesuffix("Text")
-    model_class = getattr(transformers, f"{name}ForCausalLM")
-    model = model_class(model_class.config_class(**(_SIZES | config))).to(torch.bfloat16)
+    model_class = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
+    sizes = {"vocab_size": 300} if name == "GPT2" else _SIZES
+    model = model_class(model_class.config_class(**(sizes | config))).to(torch.bfloat16)
     for tensor_name, parameter in model.named_parameters():
         if "norm" in tensor_name:
             torch.nn.init.normal_(parameter, 0.5, 0.25)
