@@ -34,6 +34,7 @@ _HARMLESS_TEXT = """
 _HARMLESS = frozenset(_HARMLESS_TEXT.split())
 _HARMLESS_BEGINNINGS = ("_", "summary_")
 _HARMLESS_ENDS = ("dropout", "_pdrop", "_dropout_prob", "_loss_coef", "_token_index")
+_LARGEST = float(np.finfo(np.float32).max)
 _OFF: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
@@ -73,7 +74,7 @@ class HFConfig:
     def number(self, name: str, default: float | None = None) -> float:
         """A finite number, as the nearest float32: the precision of a model file's metadata. Raises as `size`."""
         value = default if self.raw(name) is None else self.raw(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < np.finfo(np.float32).max:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
             raise self.error(name, "must be a finite number")
         return float(np.float32(value))
 
