@@ -97,7 +97,8 @@ def save(folder: Path, kind: str, config: dict[str, Any]) -> Path:
     torch.manual_seed(len(folder.name))
     name = kind.removesuffix("Text")
     model_class = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
-    sizes = {"vocab_size": 300} if name == "GPT2" else _SIZES
+    shared = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")  # GPT-2 has its own names for the others
+    sizes = {key: _SIZES[key] for key in shared} if name == "GPT2" else _SIZES
     model = model_class(model_class.config_class(**(sizes | config))).to(torch.bfloat16)
     for tensor_name, parameter in model.named_parameters():
         if "norm" in tensor_name:
