@@ -7,6 +7,7 @@ from engine.engines import assert_idle
 from hotloop import LLM, SamplingParams, StructuredOutputsParams
 from hotloop.engine.core import EngineCore
 from hotloop.request import CompletionOutput
+from hotloop.structured_outputs import CallForm, CallsForm, Trigger
 
 Job = tuple[list[int], SamplingParams]
 
@@ -22,6 +23,13 @@ SCHEMA = StructuredOutputsParams(
             "n": {"type": "integer", "minimum": -50, "maximum": 50},
         },
     }
+)  # fmt: skip
+# Free text in which an "e" begins a call.
+CALLS = StructuredOutputsParams(
+    calls=CallsForm(
+        (CallForm('{"n": ', '{"type": "integer", "minimum": 0, "maximum": 99}', "}", "n"),), (), ("</e>",), ";",
+        (Trigger("e", ""),), at_start=False, must=False, many=True,
+    )
 )  # fmt: skip
 GRAMMAR = StructuredOutputsParams(grammar='root ::= ("the " list "\\n")+\nlist ::= "(" [a-e]? list? ")"')
 
@@ -49,6 +57,7 @@ def params_of(i: int, max_tokens: int) -> SamplingParams:
         {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.5, "min_tokens": 4},
         {"temperature": 1.1, "top_p": 0.99, "structured_outputs": SCHEMA},
         {"temperature": 0.8, "frequency_penalty": 0.3, "min_tokens": 9, "structured_outputs": GRAMMAR},
+        {"temperature": 1.0, "top_k": 100, "logit_bias": {ord("e"): 5.0}, "structured_outputs": CALLS},
     ]  # fmt: skip
     kind = kinds[i % len(kinds)]
     kind["min_tokens"] = min(kind.get("min_tokens", 0), max_tokens)

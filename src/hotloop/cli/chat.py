@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hotloop.cli import options as opt
-from hotloop.cli.terminal import printable, show_answer
+from hotloop.cli.terminal import printable, show_answer, show_dimmed
 
 if TYPE_CHECKING:
     from hotloop.engine.llm import LLM
@@ -90,16 +90,27 @@ def converse(llm: LLM, params: SamplingParams, system: str | None) -> None:
 
 
 def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> str:
-    """Stream one answer; Ctrl-C keeps what came so far."""
-    text = ""
+    """Stream one answer and return it without its reasoning, which is shown dimmed; Ctrl-C keeps what came so far."""
+    text, is_dim = "", False
     chunks = llm.stream_chat(messages, params)
     try:
         for chunk in chunks:
-            text += chunk.text
-            show_answer(chunk.text)
+            for part in chunk.parts or ():
+                reasons = part.kind == "reasoning"
+                if reasons != is_dim:
+                    print("\n\n" if is_dim else "", end="")
+                    show_dimmed(reasons)
+                    is_dim = reasons
+                show_answer(part.text)
+                text += "" if reasons else part.text
+            if chunk.parts is None:
+                show_answer(chunk.text)
+                text += chunk.text
     except KeyboardInterrupt:
         print(" [stopped]", end="")
     finally:
+        if is_dim:
+            show_dimmed(False)
         close = getattr(chunks, "close", None)
         if close is not None:
             close()

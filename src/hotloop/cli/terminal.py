@@ -18,3 +18,9 @@ def show_answer(text: str) -> None:
     if sys.stdout.isatty():
         text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
     print(text, end="", flush=True)
+
+
+def show_dimmed(is_dim: bool) -> None:
+    """What is printed from here on is dimmed, or is as usual again; nothing changes in a pipe or file."""
+    if sys.stdout.isatty():
+        print("\x1b[2m" if is_dim else "\x1b[0m", end="", flush=True)

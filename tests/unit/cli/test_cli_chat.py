@@ -11,12 +11,14 @@ import pytest
 
 from hotloop.cli.chat import converse
 from hotloop.errors import InvalidRequestError
+from hotloop.request import MessagePart
 from hotloop.sampling_params import SamplingParams
 
 
 class Chunk:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, parts: list[MessagePart] | None = None) -> None:
         self.text = text
+        self.parts = parts
 
 
 class FakeLLM:
@@ -69,6 +71,22 @@ def test_a_stopped_answer_stays_as_far_as_it_came(monkeypatch, capsys) -> None:
     chat(monkeypatch, llm, "one\ntwo\n/exit\nnever\n")
     assert llm.seen == [turns("one"), turns("one", "answer", "two")]
     assert capsys.readouterr().out == "answer [stopped]\nanswer 2\n"
+
+
+def test_reasoning_is_dimmed_and_not_said_again(monkeypatch, capsys) -> None:
+    llm = FakeLLM()
+    parts = [[MessagePart("reasoning", "hm")], [MessagePart("reasoning", "!"), MessagePart("content", "yes")], []]
+
+    def stream_chat(messages: list[dict[str, str]], params: SamplingParams) -> Iterator[Any]:
+        llm.seen.append(deepcopy(messages))
+        yield from (Chunk("raw", part) for part in parts)
+
+    monkeypatch.setattr(llm, "stream_chat", stream_chat)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    converse(llm, SamplingParams(), None)  # type: ignore[arg-type]
+    assert llm.seen[1] == turns("one", "yes", "two")
+    assert capsys.readouterr().out == "\x1b[2mhm!\n\n\x1b[0myes\n" * 2
 
 
 def test_a_turn_that_fails_is_shown_and_taken_back(monkeypatch, capsys) -> None:
