@@ -42,7 +42,7 @@ def params_of(i: int, max_tokens: int) -> SamplingParams:
         {"temperature": 1.2, "top_p": 0.9, "min_p": 0.01, "prompt_logprobs": 1},
         {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": -0.5},
         {"temperature": 0, "logit_bias": {7: 3.0, 9: -5.0}, "min_tokens": 5},
-        {"temperature": 1.0, "stop_token_ids": list(range(20)), "min_tokens": 3},
+        {"temperature": 1.0, "stop_token_ids": list(range(60)), "min_tokens": 3},
         {
             "temperature": 1.1, "typical_p": 0.8, "top_n_sigma": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.01,
             "logprobs_mode": "processed",
@@ -61,7 +61,7 @@ def params_of(i: int, max_tokens: int) -> SamplingParams:
     ]  # fmt: skip
     kind = kinds[i % len(kinds)]
     kind["min_tokens"] = min(kind.get("min_tokens", 0), max_tokens)
-    return SamplingParams(**{"seed": 1000 + i, "max_tokens": max_tokens, "logprobs": 2, "ignore_eos": i % 3 > 0, **kind})
+    return SamplingParams(**{"seed": 1000 + i, "max_tokens": max_tokens, "logprobs": 2, "ignore_eos": i % 4 > 0, **kind})
 
 
 def answers(llm: LLM, jobs: Sequence[Job]) -> list[CompletionOutput]:

@@ -1,4 +1,4 @@
-"""Tool calls through LLM and AsyncLLM: on every path the calls are the same, and free text is what it would be without tools."""
+"""Tool calls through LLM and AsyncLLM: the same calls on every path, and free text as it is without tools."""
 
 import asyncio
 import json
@@ -46,7 +46,8 @@ def is_call_of_tools(choice: CompletionOutput) -> bool:
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"temperature": 0}, {"n": 4, "temperature": 2.0}, {"logprobs": 2, "frequency_penalty": 1.0, "ignore_eos": True}]
+    "values",
+    [{}, {"temperature": 0}, {"n": 4, "temperature": 2.0}, {"logprobs": 2, "frequency_penalty": 1.0, "ignore_eos": True}],
 )
 def test_a_call_is_the_whole_answer(llm: LLM, values: dict[str, Any]) -> None:
     (output,) = llm.chat(HI, params(**values), **CALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -129,6 +130,46 @@ def chat_logprobs(server: Server) -> str:
     return f"{plain.usage.completion_tokens} tokens"
 
 
+@check("openai: tool calls, whole and streamed")
+def tool_calls(server: Server) -> str:
+    city = {"type": "string", "maxLength": 20}
+    parameters = {"type": "object", "properties": {"city": city}, "required": ["city"], "additionalProperties": False}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("get_weather", "get_time")
+    ]
+    named = {"type": "function", "function": {"name": "get_time"}}
+    options: dict[str, Any] = {**SAMPLED, "max_tokens": 200, "tools": tools, "parallel_tool_calls": False}
+    shown = []
+    with client(server) as api:
+        for tool_choice, names in (("required", {"get_weather", "get_time"}), (named, {"get_time"})):
+            plain = api.chat.completions.create(model=server.model, messages=MESSAGES, tool_choice=tool_choice, **options)
+            (choice,) = plain.choices
+            assert choice.finish_reason == "tool_calls"
+            assert choice.message.content is None
+            (call,) = choice.message.tool_calls or []
+            assert call.type == "function"
+            assert call.function.name in names
+            assert json.loads(call.function.arguments).keys() == {"city"}
+            chunks = list(
+                api.chat.completions.create(
+                    model=server.model, messages=MESSAGES, tool_choice=tool_choice, stream=True, **options
+                )
+            )
+            first, *others = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or []]
+            assert first.function
+            assert (first.index, first.id, first.type) == (0, call.id, "function")
+            assert (first.function.name, first.function.arguments) == (call.function.name, "")
+            pieces = [part.function.arguments or "" for part in others if part.function]
+            assert "".join(pieces) == call.function.arguments
+            assert chunks[-1].choices[0].finish_reason == "tool_calls"
+            shown.append(f"{call.function.name}({call.function.arguments})")
+        # What a client sends back.
+        messages = [*MESSAGES, choice.message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "noon"}]
+        answer = api.chat.completions.create(model=server.model, messages=messages, tools=tools, max_tokens=8)
+        assert answer.choices[0].message
+    return "; ".join(shown)
+
+
 @check("openai: completions")
 def completions(server: Server) -> str:
     prompts = ["The capital of France is", "Two plus two is"]
@@ -172,9 +213,10 @@ def errors(server: Server) -> str:
         refusal(openai.NotFoundError, ask(model="no-such-model"))
         refusal(openai.NotFoundError, lambda: api.embeddings.create(model=server.model, input="a"))
         refusal(openai.NotFoundError, lambda: api.responses.create(model=server.model, input="a"))
-        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}
         message = refusal(openai.BadRequestError, ask(tools=[tool]))
-        assert "tools" in message
+        assert "tools[0].function.parameters" in message
+        assert "tool_choice" in refusal(openai.BadRequestError, ask(tool_choice="auto"))
         assert "modalities" in refusal(openai.BadRequestError, ask(modalities=["audio"]))
         assert "temperature" in refusal(openai.BadRequestError, ask(temperature=-1))
         assert "temperature" in refusal(openai.BadRequestError, ask(temperature=-1, stream=True))

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from hotloop.errors import ModelFileError, ModelNotFoundError
 from hotloop.weights.safetensors import MAX_HEADER_BYTES, SafetensorsFile
