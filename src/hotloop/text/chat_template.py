@@ -1,7 +1,7 @@
 """Chat messages to prompt text, by the jinja2 template that comes with a model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ContextLengthError, InvalidRequestError
@@ -89,6 +89,22 @@ class ChatTemplate:
         from hotloop.text.template_environment import TemplateEnvironment
 
         return TemplateEnvironment().from_string(self.source)
+
+
+@lru_cache(maxsize=8)
+def asks_for(source: str, variable: str) -> bool:
+    """Whether a chat template has a use for a variable that it is given; not if it is faulty."""
+    from jinja2 import TemplateError, meta
+
+    from hotloop.text.template_environment import TemplateEnvironment
+    from hotloop.text.template_limits import TemplateLimits
+
+    if len(source) > TemplateLimits().source_chars:
+        return False
+    try:
+        return variable in meta.find_undeclared_variables(TemplateEnvironment().parse(source))
+    except (TemplateError, RecursionError):
+        return False
 
 
 def encode_chat(

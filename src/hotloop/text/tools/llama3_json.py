@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from hotloop.structured_outputs import CallsForm, Trigger
+from hotloop.text.chat_template import asks_for
 from hotloop.text.tools.format import CallParser, Conversation, Tools
 from hotloop.text.tools.json_calls import CallSyntax, JsonCallParser
 from hotloop.text.tools.use import ToolUse
 
 PYTHON_TAG = "<|python_tag|>"
+_PARAMETERS = re.compile(r"""["']parameters\\?["']""")
 _START = '{"name":'
 SYNTAX = CallSyntax(
     key="parameters",
@@ -26,7 +29,8 @@ class Llama3Json:
     markers: Sequence[str] = (PYTHON_TAG,)
 
     def fits(self, template_source: str) -> bool:
-        return "tools" in template_source and '"parameters"' in template_source and "<|start_header_id|>" in template_source
+        is_llama = "<|start_header_id|>" in template_source and _PARAMETERS.search(template_source) is not None
+        return is_llama and asks_for(template_source, "tools")
 
     def conversations(self, messages: Conversation, tools: Tools | None) -> Sequence[tuple[Conversation, Tools | None]]:
         return [(messages, tools)]

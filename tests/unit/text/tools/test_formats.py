@@ -20,6 +20,13 @@ def test_detection() -> None:
     assert format_for(LLAMA3).name == "llama3-json"
     for name in ("chatml", "llama2", "llama3", "gemma", "zephyr", "phi", "thinking"):
         assert format_for(TEMPLATES[name]).name == "generic"
+    no_use = TEMPLATES["tools"].replace("if tools", "if xml_tools").replace("in tools", "in xml_tools")
+    other_calls = TEMPLATES["tools"].replace("'arguments':", "'args':")
+    for source in (no_use, other_calls, TEMPLATES["tools"] + "{% if %}"):
+        assert "<tool_call>" in source
+        assert format_for(source).name == "generic"
+    renamed = "{% if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}"
+    assert format_for(renamed + "{% if not tools is defined %}{% set tools = none %}{% endif %}" + LLAMA3).name == "llama3-json"
     for format in FORMATS:
         assert format_for(TEMPLATES["chatml"], format.name) is format
     with pytest.raises(InvalidRequestError, match="tool_format is 'xml'; it must be one of hermes, llama3-json, generic"):
