@@ -1,6 +1,6 @@
 """The cases of tests/golden/models: tiny models whose logits were computed by transformers.
 
-tools/make_model_goldens.py makes the files; tests/unit/models/test_goldens.py compares the op sets with them.
+tools/make_model_goldens.py makes the files; tests/unit/models/test_model_goldens.py compares the op sets with them.
 """
 
 from __future__ import annotations
