@@ -38,7 +38,7 @@ def lock(name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None
     folder = home() / "locks"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(folder / (re.sub(r"[^\w.@-]+", "--", name) + ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        fd = os.open(folder / _lock_file(name), os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise DownloadError(
             f"cannot write to {folder} ({error.strerror}): set HOTLOOP_HOME to a folder that you may write to"
@@ -52,6 +52,14 @@ def lock(name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None
         yield
     finally:
         os.close(fd)
+
+
+def _lock_file(name: str) -> str:
+    """A file's name, also where the lock's, say a path, is too long for one."""
+    plain = re.sub(r"[^\w.@-]+", "--", name)
+    if len(plain.encode()) > 200:
+        plain = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return plain + ".lock"
 
 
 def file_sha256(path: Path) -> str:

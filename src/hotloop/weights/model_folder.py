@@ -22,7 +22,8 @@ _COMPANIONS = (
 )
 _WHOLE = "model.safetensors"
 _SHARD = re.compile(r"model-(?P<part>\d{5})-of-(?P<count>\d{5})\.safetensors")
-_NOTE = ".hotloop-pull.json"
+NOTE = ".hotloop-pull.json"
+"""What a pull leaves in a folder of its own: a PullNote."""
 
 
 def needed_files(names: Iterable[str]) -> list[str]:
@@ -82,7 +83,7 @@ class PullNote:
         return all(self.has(folder, name) for name in self.files)
 
     def write(self, folder: Path) -> None:
-        path = folder / _NOTE
+        path = folder / NOTE
         scratch = path.with_name(path.name + ".new")
         scratch.write_text(json.dumps({"commit": self.commit, "files": self.files}, indent=1))
         scratch.replace(path)
@@ -91,7 +92,7 @@ class PullNote:
 def read_note(folder: Path) -> PullNote | None:
     """The note that a pull left in a folder; None for a folder of another origin."""
     try:
-        value = json.loads((folder / _NOTE).read_text())
+        value = json.loads((folder / NOTE).read_text())
         return PullNote(value["commit"], {name: (int(size), digest) for name, (size, digest) in value["files"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -110,8 +110,9 @@ def _pull_folder(found: hub.HubFolder, folder: Path, report: Reporter) -> Path:
     earlier = read_note(folder)
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in note.files.items():
-            if earlier is None or earlier.files.get(name) != content:
+        before = earlier.files if earlier else {}
+        for name in {*before, *note.files}:
+            if before.get(name) != note.files.get(name):
                 (folder / name).unlink(missing_ok=True)
         note.write(folder)
     missing = [file for file in found.files if not note.has(folder, file.name)]

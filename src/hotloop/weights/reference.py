@@ -1,5 +1,6 @@
 """What a MODEL argument can be: a catalog name, a path, a hub reference, or a model in Ollama's store."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -10,6 +11,8 @@ _HUB = re.compile(
     r"hf:(?P<owner>[A-Za-z0-9][\w.-]*)/(?P<repo>[A-Za-z0-9][\w.-]*)(?:@(?P<revision>refs/[a-z]+/\d+|[\w.-]+))?(?:/(?P<file>.+))?"
 )
 _OLLAMA = re.compile(r"ollama:(?P<name>[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)*)(?::(?P<tag>[\w.-]+))?")
+
+_MAX_PART_BYTES = 200  # of a file's name, to which pulls add endings; file systems take 255
 
 REVISION_SLASH = "--"  # stands for the slashes of a revision in names of folders
 
@@ -51,7 +54,9 @@ def parse_reference(model: str) -> HubReference | OllamaReference | None:
     if model.startswith("hf:"):
         match = _HUB.fullmatch(model)
         if match is None or not _is_plain(match["file"]):
-            raise ModelNotFoundError(f"{model!r} is no hub reference: write hf:owner/repo[/file.gguf]")
+            raise ModelNotFoundError(f"{model!r:.200} is no hub reference: write hf:owner/repo[/file.gguf]")
+        if any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in model.split("/")):
+            raise ModelNotFoundError(f"{model!r:.200} is no hub reference: a name in it has over {_MAX_PART_BYTES} bytes")
         return HubReference(f"{match['owner']}/{match['repo']}", match["file"], match["revision"])
     if model.startswith("ollama:"):
         match = _OLLAMA.fullmatch(model)

@@ -7,6 +7,7 @@ from pathlib import Path
 from hotloop.errors import ModelNotFoundError
 from hotloop.weights import cache, discover
 from hotloop.weights.catalog import catalog
+from hotloop.weights.model_folder import NOTE, read_note
 from hotloop.weights.pull import lock_name
 from hotloop.weights.reference import HubReference, parse_reference, split_parts
 from hotloop.weights.resolve import locate, pulled_path
@@ -22,27 +23,23 @@ def remove(model: str, reporter: Reporter | None = None) -> int:
     report = reporter or SilentReporter()
     root = cache.models_dir().resolve()
     with cache.lock(lock_name(model), lambda: report.note(f"waiting for a pull of {model}")):
-        named = (
-            path.parent.resolve() / path.name for path in _paths(model)
-        )  # a link is removed, not what it points to
-        paths = [path for path in named if path.exists() and root in path.parents]
+        # A link is removed, not what it points to; behind a link to a folder everything is somebody else's.
+        named = dict.fromkeys(path.parent.resolve() / path.name for path in _paths(model))
+        paths = [path for path in named if path.is_file() and root in path.parents]
         if not paths:
             raise ModelNotFoundError(_not_ours(model))
-        freed = sum(map(_bytes, paths))
+        freed = sum(path.lstat().st_size for path in paths)
         with disk_errors(root):
             for path in paths:
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                path.unlink()
             for folder in {parent for path in paths for parent in path.parents if root in parent.parents}:
-                if folder.is_dir() and not any(p.is_file() for p in folder.rglob("*")):
+                if folder.is_dir() and all(_is_folder(p) for p in folder.rglob("*")):
                     shutil.rmtree(folder)
     return freed
 
 
 def _paths(model: str) -> Iterator[Path]:
-    """Files of hotloop's folder that MODEL may consist of, whether they are there or not, or its one folder."""
+    """Files of hotloop's folder that MODEL may consist of, whether they are there or not."""
     if (entry := catalog().get(model.lower())) is not None:
         yield from _with_partial(cache.models_dir() / entry.file)
         return
@@ -51,29 +48,46 @@ def _paths(model: str) -> Iterator[Path]:
         folder = pulled_path(reference, ".")
         if reference.file is None:
             yield from _whole_repository(model, folder)
-            return
-        for part in split_parts(reference.file):
-            yield from _with_partial(folder / part)
+        else:
+            yield from _parts(folder / reference.file)
     elif reference is None and (path := locate(model)) is not None:
-        yield from _with_partial(path.absolute())
+        path = path.absolute()
+        yield from _noted_files(path) if path.is_dir() else _parts(path)
 
 
 def _whole_repository(model: str, folder: Path) -> Iterator[Path]:
-    files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.gguf"))
+    """What pulls have put into a repository's folder: what their note lists, else its one GGUF file; and what is unfinished."""
+    noted = list(_noted_files(folder))
+    files = [] if noted else sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.gguf"))
     firsts = sorted({split_parts(file)[0] for file in files})
     if len(firsts) > 1:
         listing = "".join(f"\n  {model}/{file}" for file in firsts)
         raise ModelNotFoundError(f"{model}: name one of the {len(firsts)} files that were pulled from there:{listing}")
-    yield folder
+    yield from noted
+    yield from (folder / file for file in files)
+    yield from (path for ending in partial_paths(Path("*")) for path in folder.rglob(ending.name))
+
+
+def _noted_files(folder: Path) -> Iterator[Path]:
+    """Files that the pull of a model folder has fetched or begun; none in a folder of another origin."""
+    if (note := read_note(folder)) is not None:
+        for name in note.files:
+            if "/" not in name:  # as pulls write it; a note that says otherwise is not theirs
+                yield from _with_partial(folder / name)
+        yield folder / NOTE
+
+
+def _parts(file: Path) -> Iterator[Path]:
+    for part in split_parts(file.name):
+        yield from _with_partial(file.with_name(part))
 
 
 def _with_partial(path: Path) -> Iterator[Path]:
     yield from (path, *partial_paths(path))
 
 
-def _bytes(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _not_ours(model: str) -> str:
@@ -81,5 +95,5 @@ def _not_ours(model: str) -> str:
     if path is None:
         return f"{model} is not on this machine: `hotloop list` shows what is"
     owner = next((m.where for m in discover.discover() if m.path == path), None)
-    whose = f"in the {owner}" if owner else "no file that hotloop has pulled"
+    whose = f"in the {owner}" if owner and cache.models_dir() not in path.parents else "no file that hotloop has pulled"
     return f"{model} is {whose} ({path}), and hotloop removes only what it has pulled itself: delete it there"

@@ -227,6 +227,21 @@ def test_a_folder_that_changed_upstream_is_of_one_commit(machine, hub_server) ->
     assert all("/c2/" in asked for asked, _ in hub_server.downloads)
 
 
+def test_what_a_later_commit_has_no_more_goes(machine, hub_server) -> None:
+    publish(hub_server)
+    hub_server.add("a/b", "chat_template.jinja", b"old")
+    hub_server.content_refusal, hub_server.answers_before_refusal = 500, 5
+    with pytest.raises(DownloadError):
+        pull("hf:a/b")
+    assert (machine.models / "a" / "b" / "chat_template.jinja").exists()
+    for name in [name for name in hub_server.files if name.endswith(".jinja")]:
+        del hub_server.files[name]
+    hub_server.content_refusal, hub_server.commit = None, "c2"
+    publish(hub_server)
+    path = pull("hf:a/b")
+    assert {p.name: p.read_bytes() for p in path.iterdir() if not p.name.startswith(".")} == FOLDER
+
+
 def test_revisions_lie_apart(machine, hub_server) -> None:
     hub_server.add("a/b", "m.gguf", TINY)
     hub_server.add("a/b", "m.gguf", TINY + b"pr", revision="refs/pr/1")

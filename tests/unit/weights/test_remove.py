@@ -78,3 +78,52 @@ def test_a_link_goes_and_what_it_points_to_stays(machine, tmp_path) -> None:
     remove("tiny")
     assert everything(machine) == []
     assert real.exists()
+
+
+def test_what_pulls_did_not_put_into_their_folders_stays(machine, hub_server) -> None:
+    for name in ("config.json", "model.safetensors"):
+        hub_server.add("a/b", name, b"{}")
+    folder = pull("hf:a/b")
+    (folder / "notes").mkdir()
+    (folder / "notes" / "mine.txt").write_text("mine")
+    (folder / "mine.gguf").write_bytes(TINY)
+    remove("hf:a/b")
+    assert everything(machine) == ["a", "a/b", "a/b/mine.gguf", "a/b/notes", "a/b/notes/mine.txt"]
+    (folder / "config.json.partial").write_bytes(b"x")
+    remove("hf:a/b")
+    assert everything(machine) == ["a", "a/b", "a/b/notes", "a/b/notes/mine.txt"]
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_model_folder_that_no_pull_has_made_stays(machine, by_path) -> None:
+    folder = machine.models / "a" / "b"
+    folder.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes(b"{}")
+    with pytest.raises(ModelNotFoundError, match="is no file that hotloop has pulled"):
+        remove(str(folder) if by_path else "hf:a/b")
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_folder_behind_a_link_stays(machine, hub_server, tmp_path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        hub_server.add("a/b", name, b"{}")
+    folder = pull("hf:a/b").rename(tmp_path / "elsewhere")
+    (machine.models / "a" / "b").symlink_to(folder)
+    with pytest.raises(ModelNotFoundError, match="is no file that hotloop has pulled"):
+        remove("hf:a/b")
+    assert (folder / "config.json").exists()
+
+
+def test_all_parts_of_a_split_model_go_by_path_too(machine) -> None:
+    machine.models.mkdir(parents=True)
+    for part in (1, 2):
+        (machine.models / f"m-0000{part}-of-00002.gguf").write_bytes(TINY)
+    assert remove(str(machine.models / "m-00001-of-00002.gguf")) == 2 * len(TINY)
+    assert everything(machine) == []
+
+
+@pytest.mark.parametrize("model", ["hf:a/" + "b" * 300, "hf:" + "a" * 199 + "/" + "b" * 199, "./" + "m" * 300, "m" * 300])
+def test_a_name_too_long_for_a_file(model) -> None:
+    with pytest.raises(ModelNotFoundError):
+        remove(model)
