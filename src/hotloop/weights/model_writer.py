@@ -67,6 +67,8 @@ def _check_target(model: ModelFile, target: Path, overwrite: bool) -> None:
     if not target.parent.is_dir():
         raise InvalidRequestError(f"{target}: there is no folder {target.parent}; make it first")
     if target.exists():
+        if not target.is_file():
+            raise InvalidRequestError(f"{target} is no regular file; give another name")
         if any(target.samefile(path) for path in model.paths):
             raise InvalidRequestError(f"{target} is the model itself; give the result another name")
         if not overwrite:

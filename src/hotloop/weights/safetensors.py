@@ -83,7 +83,8 @@ class SafetensorsFile:
                 raise ModelFileError(f"{path} is not a regular file")
             file = path.open("rb")
         except FileNotFoundError as error:
-            raise ModelNotFoundError(f"{path}: there is no such file") from error
+            what = "links to a file that is not there" if path.is_symlink() else "there is no such file"
+            raise ModelNotFoundError(f"{path}: {what}; download it again") from error
         except OSError as error:
             raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
         try:

@@ -84,6 +84,14 @@ def test_a_file_that_appears_meanwhile_stays(path: Path, tmp_path: Path, monkeyp
     assert left(tmp_path) == {"in.gguf", "out.gguf"}
 
 
+def test_what_is_no_file_is_never_replaced(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "pipe"
+    os.mkfifo(target)
+    with GGUFFile.open(path) as model, pytest.raises(InvalidRequestError, match="pipe is no regular file"):
+        write_model(model, target, overwrite=True)
+    assert target.is_fifo()
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_the_model_itself_is_never_the_target(path: Path, tmp_path: Path, overwrite: bool) -> None:
     link = tmp_path / "link.gguf"

@@ -6,7 +6,6 @@ as there. A key that nothing reads and that may change the mathematics is an err
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -137,4 +136,4 @@ class HFConfig:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST

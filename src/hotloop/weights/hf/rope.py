@@ -28,10 +28,11 @@ def rope_section(config: HFConfig, layer_type: str | None = None) -> HFConfig:
 
 def rope_base(config: HFConfig, section: HFConfig) -> float:
     """The base that a section, or else the configuration, states. Raises ModelFileError where they contradict each other."""
-    if not section.has("rope_theta"):
-        return config.number("rope_theta")
-    base = section.number("rope_theta")
-    if config.states("rope_theta") and config.number("rope_theta") != base:
+    stating = section if section.has("rope_theta") else config
+    base = stating.number("rope_theta")
+    if base <= 0:
+        raise stating.error("rope_theta", "must be greater than 0")
+    if stating is section and config.states("rope_theta") and config.number("rope_theta") != base:
         raise config.error("rope_theta", f"contradicts the {base:g} of rope_parameters")
     return base
 
@@ -50,9 +51,10 @@ def rope_type(section: HFConfig) -> str:
 
 def rotated(config: HFConfig, section: HFConfig, head_dim: int) -> int:
     """Elements of a head that rotate: partial_rotary_factor of it, which stands in either place."""
-    factor = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    stating = section if section.has("partial_rotary_factor") else config
+    factor = stating.number("partial_rotary_factor", 1.0)
     if not 0 < factor <= 1:
-        raise section.error("partial_rotary_factor", "must be greater than 0 and at most 1")
+        raise stating.error("partial_rotary_factor", "must be greater than 0 and at most 1")
     return int(head_dim * factor)
 
 
@@ -169,15 +171,16 @@ def llama3_divisors(config: HFConfig, section: HFConfig, dim: int) -> Mapping[st
         raise section.error("low_freq_factor", "must be greater than 0 and less than high_freq_factor, and factor at least 1")
     base = rope_base(config, section)
     divisors = []
-    for i in range(0, dim, 2):
-        wavelength = _reciprocal(_reciprocal(_power(base, f(i) / f(dim)))) * f(2 * math.pi)
-        if wavelength < f(context / high):
-            divisors.append(f(1))
-        elif wavelength > f(context / low):
-            divisors.append(f(factor))
-        else:
-            smooth = (_reciprocal(wavelength) * f(context) - f(low)) / f(high - low)
-            divisors.append(_reciprocal((f(1) - smooth) / f(factor) + smooth))
+    with np.errstate(all="ignore"):  # infinite wavelengths, of a base that the model refuses, and limits beyond float32
+        for i in range(0, dim, 2):
+            wavelength = _reciprocal(_reciprocal(_power(base, f(i) / f(dim)))) * f(2 * math.pi)
+            if wavelength < f(context / high):
+                divisors.append(f(1))
+            elif wavelength > f(context / low):
+                divisors.append(f(factor))
+            else:
+                smooth = (_reciprocal(wavelength) * f(context) - f(low)) / f(high - low)
+                divisors.append(_reciprocal((f(1) - smooth) / f(factor) + smooth))
     return {"rope_freqs.weight": np.array(divisors, np.float32)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -64,7 +65,7 @@ def open_shards(folder: Path) -> Shards:
 
 def _weight_map(folder: Path) -> dict[str, str]:
     """Which shard each tensor is in; empty where there is one file only. All shards exist."""
-    if (folder / SINGLE).exists():
+    if os.path.lexists(folder / SINGLE):  # a broken link, too, is to be named
         return {}
     index = folder / INDEX
     if not index.is_file():

@@ -10,7 +10,7 @@ import numpy as np
 
 from hotloop.errors import ModelFileError
 from hotloop.weights.hf.companions import Companions
-from hotloop.weights.hf.pieces import CONTROL, NORMAL, UNUSED, USER_DEFINED, AddedToken, Pieces
+from hotloop.weights.hf.pieces import CONTROL, MAX_TOKENS, NORMAL, UNUSED, USER_DEFINED, AddedToken, Pieces
 from hotloop.weights.hf.pre_tokenizer import SPACE
 from hotloop.weights.hf.sentencepiece_model import read_sentencepiece_model
 from hotloop.weights.hf.tokenizer_json import read_tokenizer_json
@@ -88,6 +88,8 @@ def _tokens(
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Text, int32 type and float32 score of each token id."""
     size = vocab_size if vocab_size is not None else max([*pieces.texts, *added]) + 1
+    if size > MAX_TOKENS:
+        raise ModelFileError(f"{folder}: a vocabulary of {size} tokens; hotloop reads {MAX_TOKENS} at most")
     if beyond := [i for i in pieces.texts if i >= size and i not in added]:
         raise ModelFileError(
             f"{folder}: the tokenizer has {len(beyond)} tokens beyond the {size} of the model, first "

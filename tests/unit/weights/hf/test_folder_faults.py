@@ -1,6 +1,7 @@
 """Everything that can be wrong with a folder is an error that names it (known faults B90, B91, and their like)."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ from hotloop.models.registry import load_model_spec
 from hotloop.weights.hf.shards import INDEX
 from hotloop.weights.model_file import ModelFile
 from hotloop.weights.open_model import open_model
-from tiny_folders import stored, write_json, write_safetensors, write_tiny_folder
+from tiny_folders import stored, write_json, write_raw_safetensors, write_safetensors, write_tiny_folder
 
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1e-40, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
@@ -54,6 +59,11 @@ def refused(path: Path, message: str, kind: type[Exception] = ModelFileError) ->
         ({"num_attention_heads": 8}, "has 64 rows|wrong shape"),
         ({"num_key_value_heads": 3}, "rows, which are not 3 heads of an even size"),
         ({"rms_norm_eps": "nan"}, "'rms_norm_eps' .'nan'. must be a finite number"),
+        ({"rope_theta": 0}, "'rope_theta' .0. must be greater than 0"),
+        ({"rope_theta": -3.0, "rope_scaling": LLAMA3}, "'rope_theta' .-3.0. must be greater than 0"),
+        ({"rope_scaling": LLAMA3 | {"rope_theta": 0}, "rope_theta": None}, "rope_scaling: 'rope_theta' .0. must be greater"),
+        ({"rope_theta": 1e-45, "rope_scaling": LLAMA3}, "must be greater than 1"),
+        ({"partial_rotary_factor": 2.5}, "'partial_rotary_factor' .2.5. must be greater than 0 and at most 1"),
         ({"tie_word_embeddings": 1}, "'tie_word_embeddings' .1. must be true or false"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
     ],
@@ -78,6 +88,12 @@ def test_a_configuration_that_is_not_implemented(tmp_path: Path, config: dict[st
 )
 def test_what_other_classes_do_not_have(tmp_path: Path, architecture: str, config: dict[str, Any], message: str) -> None:
     refused(write_tiny_folder(tmp_path / "f", architecture, config=config), message)
+
+
+@pytest.mark.parametrize("divisor", [10**400, 1e300, float("nan")])
+def test_a_divisor_beyond_float32(tmp_path: Path, divisor: float) -> None:
+    rope = {"rope_type": "longrope", "long_factor": [divisor] * 8, "short_factor": [1.0] * 8}
+    refused(write_tiny_folder(tmp_path / "f", "phi3", config={"rope_scaling": rope}), "'long_factor' .* 8 finite numbers")
 
 
 def test_biases_that_the_configuration_does_not_have_and_the_other_way_round(tmp_path: Path) -> None:
@@ -122,6 +138,26 @@ def test_no_weights(tmp_path: Path) -> None:
     path = write_tiny_folder(tmp_path / "f")
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
     refused(path, r"no model\.safetensors .* it has pytorch_model\.bin, which is not read")
+
+
+def test_a_link_to_nothing(tmp_path: Path) -> None:
+    path = write_tiny_folder(tmp_path / "f")
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").symlink_to(tmp_path / "gone")
+    refused(path, r"model\.safetensors: links to a file that is not there", ModelNotFoundError)
+
+
+def test_an_embedding_of_more_tokens_than_any_vocabulary(tmp_path: Path) -> None:
+    """Before a text is made up for each: the file is all holes, and as large as it says."""
+    path = write_tiny_folder(tmp_path / "f", tied=True, dtype="BF16", tensors={"model.embed_tokens.weight": None})
+    file = path / "model.safetensors"
+    length = int.from_bytes(file.read_bytes()[:8], "little")
+    header, data = json.loads(file.read_bytes()[8 : 8 + length]), file.read_bytes()[8 + length :]
+    end = len(data) + (2**31 * 64 * 2)
+    header["model.embed_tokens.weight"] = {"dtype": "BF16", "shape": [2**31, 64], "data_offsets": [len(data), end]}
+    size = write_raw_safetensors(file, json.dumps(header).encode(), data).stat().st_size
+    os.truncate(file, size + end - len(data))
+    refused(path, "a vocabulary of 2147483648 tokens; hotloop reads 4194304 at most")
 
 
 def test_every_missing_tensor_is_named_as_the_folder_names_it(tmp_path: Path) -> None:
