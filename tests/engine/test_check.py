@@ -18,7 +18,7 @@ from hotloop.errors import InvalidRequestError
 from hotloop.quant.formats import quantize
 from hotloop.weights.open_model import open_model
 from hotloop.weights.quantized_model import open_quantized
-from tiny_folders import write_tiny_folder
+from tiny_folders import stored, write_tiny_folder
 from tiny_models import random_tokens, write_tiny_model
 
 SCHEMA = tomllib.loads((files("hotloop.telemetry") / "schema.toml").read_text())
@@ -150,3 +150,13 @@ def test_the_text_has_several_languages_and_code() -> None:
     assert "def " in text
     assert "柳树" in text
     assert 4000 < len(text.encode()) < 6000
+
+
+def test_a_damaged_file_is_not_the_machines_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gain = stored("F32", np.full(64, np.nan))
+    folder = write_tiny_folder(tmp_path / "folder", tensors={"model.norm.weight": gain})
+    assert not result_of(folder, isa="scalar").finite
+    assert run(monkeypatch, "check", folder, "--isa", "scalar") == 1
+    assert "its file is damaged, or wrong" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import tomllib
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hotloop
@@ -16,6 +17,7 @@ from engine.jobs import Job, params_of
 from engine.processes import bits, engine_process, requests_of, run, undisturbed
 from hotloop import LLM, SamplingParams
 from hotloop.weights.gguf import GGUFFile
+from tiny_folders import stored, write_tiny_folder
 from tiny_models import random_tokens, write_tiny_model
 
 SCHEMA = tomllib.loads((files("hotloop.telemetry") / "schema.toml").read_text())["quantize_file"]
@@ -93,7 +95,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_one_leaves_nothing(
     number: signal.Signals, source: Path, tmp_path: Path, environment: dict[str, str]
 ) -> None:
@@ -154,3 +156,21 @@ def test_inspect_shows_what_it_would_be(source: Path, environment: dict[str, str
     result = hotloop_command(environment, "inspect", source, "--quantize", "q8_0", "--json")
     assert result.returncode == 0, result.stderr
     assert set(json.loads(result.stdout)["tensor_bytes_by_format"]) == {"Q8_0", "F32"}
+
+
+def test_a_model_without_logits_is_written_and_not_compared(tmp_path: Path, environment: dict[str, str]) -> None:
+    source = write_tiny_folder(tmp_path / "in", tensors={"model.norm.weight": stored("F32", np.full(64, np.nan))})
+    result = hotloop_command(environment, "quantize", source, tmp_path / "out.gguf", "--type", "f32", "--json")
+    assert result.returncode == 0, result.stderr
+    reason = json.loads(result.stdout)["quality"]["reason"]
+    assert reason == f"{source}: the model's logits on the text are infinite or no number"
+    assert "Warning" not in result.stderr
+
+
+def test_a_damaged_tensor_has_the_name_that_the_folder_gives_it(tmp_path: Path, environment: dict[str, str]) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    source = write_tiny_folder(tmp_path / "in", tensors={name: stored("F32", np.full((96, 64), np.inf))})
+    result = hotloop_command(environment, "quantize", source, tmp_path / "out.gguf", "--type", "q8_0")
+    assert result.returncode == 1
+    assert f"the tensor '{name}' cannot be quantized: row 0, column 0 is infinite" in result.stderr
+    assert not (tmp_path / "out.gguf").exists()

@@ -29,6 +29,9 @@ MAX_INT8_KL_RATIO = 2.0
 # Two best tokens that are closer than this may change places.
 NEAR_TIE_NATS = 0.01
 
+FINITE_LOGITS = "finite_logits"
+"""The check that is the model's alone, whatever the machine."""
+
 _MAX_WEIGHTS = 1_500_000_000  # that the reference computes with: about 30 s on two cores
 _KERNEL_SET_PRODUCTS = 2e10  # of the slowest kernel set: some ten seconds
 _MAX_KERNEL_SET_TOKENS = 16
@@ -55,6 +58,11 @@ class CheckResult:
     isas: tuple[str, ...]
     int8_kl_nats: float
     checks: tuple[Check, ...]
+
+    @property
+    def finite(self) -> bool:
+        """Whether the model has logits at all: those of the reference are numbers."""
+        return all(check.passed for check in self.checks if check.name == FINITE_LOGITS)
 
     @property
     def passed(self) -> bool:
@@ -96,7 +104,7 @@ def check_model(
         rounding = float(measure(token_ids, [exact], [reference("int8")]).kl_nats.mean())
         int8 = measure(token_ids, [exact], [native("int8", isas[0], token_ids)])
         checks = [
-            _share("finite_logits", np.isfinite(exact)),
+            _share(FINITE_LOGITS, np.isfinite(exact)),
             _at_most("f32_activations_mean_kl_nats", float(floats.kl_nats.mean()), MAX_FLOAT_KL_NATS),
             _share("f32_activations_top1_agreement", floats.same_best | (_margin_nats(exact) < NEAR_TIE_NATS)),
             _at_most(

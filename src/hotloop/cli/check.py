@@ -48,7 +48,12 @@ def command(
         tell(
             f"{'pass' if check.passed else 'FAIL'}  {check.name:<34} {check.value:<12.6g} {relation} {check.limit:.6g}"
         )
-    verdict = "pass" if result.passed else "FAIL: this machine does not compute this model right; please report it"
+    if result.passed:
+        verdict = "pass"
+    elif not result.finite:
+        verdict = "FAIL: the model's logits are infinite or no number, on any machine: its file is damaged, or wrong"
+    else:
+        verdict = "FAIL: this machine does not compute this model right; please report it"
     tell(
         f"{verdict}: {result.positions} positions, {result.layers} of {result.all_layers} layers, kernel sets "
         f"{', '.join(result.isas)}; int8 activations cost {result.int8_kl_nats:.4f} nats here"

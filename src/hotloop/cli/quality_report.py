@@ -14,12 +14,15 @@ _LEAST_TOKENS = 256
 def quality_report(source: ModelFile, result: ModelFile, threads: int | None) -> dict[str, float]:
     """Fields of `quality` in telemetry/schema.toml. Of a large model fewer tokens are computed.
 
-    Raises: ModelFileError if hotloop cannot run the model, CapacityError if both do not fit in memory at once.
+    Raises: ModelFileError if hotloop cannot run the model, or its logits are no numbers; CapacityError if both do not fit
+    in memory at once.
     """
     from math import prod
 
+    import numpy as np
+
     from hotloop.bench.quality import measure, native_logits, quality_text
-    from hotloop.errors import CapacityError
+    from hotloop.errors import CapacityError, ModelFileError
     from hotloop.machine import available_memory_bytes
     from hotloop.models.registry import load_model_spec
     from hotloop.text.tokenizer import Tokenizer
@@ -34,4 +37,9 @@ def quality_report(source: ModelFile, result: ModelFile, threads: int | None) ->
     most = max(int(_OPERATIONS / (2 * parameters)), _LEAST_TOKENS)
     ids = Tokenizer.from_metadata(result.metadata).encode(quality_text())[: min(most, context_tokens)]
     reference = native_logits(source, ids, activations="int8", threads=threads)
-    return measure(ids, reference, native_logits(result, ids, activations="int8", threads=threads)).figures()
+    with np.errstate(all="ignore"):
+        distance = measure(ids, reference, native_logits(result, ids, activations="int8", threads=threads))
+    if not np.isfinite(distance.kl_nats).all():
+        whose = result if np.isfinite(distance.reference_nll_nats).all() else source
+        raise ModelFileError(f"{whose.path}: the model's logits on the text are infinite or no number")
+    return distance.figures()

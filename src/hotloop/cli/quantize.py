@@ -55,7 +55,9 @@ def command(
     def tell(line: str) -> None:
         print(printable(line), file=sys.stderr if as_json else sys.stdout, flush=True)
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leaves as little behind as Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, signal.default_int_handler)  # leaves as little behind as Ctrl-C
     start_s = time.monotonic()
     with open_model(require_model(model, yes=yes)) as source:
         with TerminalReporter() as reporter:

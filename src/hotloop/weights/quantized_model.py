@@ -122,8 +122,8 @@ class QuantizedModel(ModelFile):
             what = "is infinite or no number" if fault == "not finite" else f"is too large for {info.format}"
             mend = "the file is damaged" if fault == "not finite" else "choose another type, such as bf16"
             raise ModelFileError(
-                f"{self.path}: the tensor {quote(info.name)} cannot be quantized: row {first_row + element // columns}, "
-                f"column {element % columns} {what}; {mend}"
+                f"{self.path}: the tensor {quote(self.source_name(info.name))} cannot be quantized: "
+                f"row {first_row + element // columns}, column {element % columns} {what}; {mend}"
             )
 
     def _report(self, done_bytes: int) -> None:
@@ -175,7 +175,7 @@ def _check_source(source: ModelFile, changed: Iterable[TensorInfo], requantize: 
     quantized = [info for info in changed if info.format not in FLOAT_FORMATS]
     if quantized and not requantize:
         raise ModelFileError(
-            f"{source.path}: the weights are quantized already ({quote(quantized[0].name)} is {quantized[0].format}), and "
-            f"quantizing them again loses more than quantizing the original once; take the F16 or BF16 file, or force it with "
-            f"`hotloop quantize --allow-requantize`"
+            f"{source.path}: the weights are quantized already ({quote(source.source_name(quantized[0].name))} is "
+            f"{quantized[0].format}), and quantizing them again loses more than quantizing the original once; "
+            f"take the F16 or BF16 file, or force it with `hotloop quantize --allow-requantize`"
         )
