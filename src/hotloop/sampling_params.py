@@ -193,7 +193,7 @@ class SamplingParams:
                 raise InvalidRequestError(f"stop holds {stop!r} with a lone surrogate, which no text has")
             _check(len(stop) <= MAX_STOP_CHARS, "the length of a stop string", len(stop), f"{MAX_STOP_CHARS} at most")
         count = len(self.stop_strings)
-        _check(count <= MAX_STOP_STRINGS, "stop", count, f"{MAX_STOP_STRINGS} strings at most")
+        _check(count <= MAX_STOP_STRINGS, "the number of stop strings", count, f"{MAX_STOP_STRINGS} at most")
         for token_id in self.stop_token_ids or ():
             _check_int("stop_token_ids", token_id)
 

@@ -12,7 +12,8 @@ from hotloop.errors import InvalidRequestError
 MAX_SPEC_CHARS = 1 << 16  # every choice of a request takes it to the engine
 MAX_CHOICE_TEXTS = 10_000
 
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "calls")
+_OFFERED = ("json", "regex", "choice", "grammar", "json_object")
+_KINDS = (*_OFFERED, "calls")  # the last is made of a chat's tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class StructuredOutputsParams:
         given = [kind for kind in _KINDS if getattr(self, kind) not in (None, False)]
         if len(given) != 1:
             raise InvalidRequestError(
-                f"structured_outputs has {' and '.join(given) or 'nothing'}; give exactly one of {', '.join(_KINDS)}"
+                f"structured_outputs has {' and '.join(given) or 'nothing'}; give exactly one of {', '.join(_OFFERED)}"
             )
         for name in ("json_object", "disable_any_whitespace"):
             if not isinstance(getattr(self, name), bool | None):

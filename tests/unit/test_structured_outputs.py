@@ -37,3 +37,8 @@ def test_a_schema_keeps_the_order_of_its_properties() -> None:
 def test_sampling_params_take_nothing_else() -> None:
     with pytest.raises(InvalidRequestError, match="structured_outputs"):
         SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+
+
+def test_what_is_offered_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match=r"has nothing; .* of json, regex, choice, grammar, json_object$"):
+        StructuredOutputsParams()
