@@ -29,6 +29,7 @@ from hotloop.errors import CapacityError, EngineDeadError, HotloopError, Invalid
 from hotloop.request import RequestId, Timeline, TokenDelta
 from hotloop.telemetry.steps import StepReport
 from hotloop.telemetry.timings import PARTS
+from tiny_folders import write_tiny_folder
 from tiny_models import random_tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
@@ -223,6 +224,24 @@ def test_an_engine_that_does_not_start_again(model: Path, tmp_path: Path, monkey
         while client.state != "ready":
             client.poll(timeout_s=0.1)
         assert bits(run(client, requests_of(inputs, jobs))) == undisturbed(model, jobs)
+
+
+def test_a_folder_whose_weights_changed_in_place_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts, "_RETRY_DELAYS_S", (0.01, 0.02))
+    folder = write_tiny_folder(tmp_path / "f", dtype="BF16")
+    weights = folder / "model.safetensors"
+
+    def meanwhile(num_tokens: int, answers: dict[RequestId, Answer]) -> None:
+        if num_tokens > 20 and weights.stat().st_mtime != 1:
+            with weights.open("r+b") as file:
+                file.seek(-4000, os.SEEK_END)
+                file.write(bytes(4000))
+            os.utime(weights, (1, 1))
+            kill(client)
+
+    with engine_process(folder) as (client, inputs):
+        got = run(client, requests_of(inputs, mixed_jobs(2)), meanwhile)
+    assert {answer.error_kind for choices in got for answer in choices} == {"engine_dead"}
 
 
 def test_requests_are_told_when_no_start_succeeds(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from hotloop.engine.wire import Abort, Add, Logged, Ready, Refused, Report, Star
 from hotloop.errors import EngineDeadError, HotloopError
 from hotloop.request import ErrorKind, Request, RequestId, RestartReason, TokenDelta
 from hotloop.telemetry.steps import StepReport
+from hotloop.weights.identity import model_identity
 
 EngineState = Literal["starting", "ready", "restarting", "failed", "closed"]
 
@@ -54,7 +55,7 @@ class SupervisedClient:
         self._longest_step = LongestStep()
         self.num_restarts = 0
         self._path = path
-        self._identity = _identity(path)
+        self._identity = model_identity(path)
         self._config = config
         self._watchdog_s = watchdog_s
         self._module = module
@@ -318,8 +319,8 @@ class SupervisedClient:
 
     def _restart(self, now_s: float) -> None:
         self._starts.at_s = now_s
-        if _identity(self._path) != self._identity:
-            _log.error("%s is not the file any more that answers were begun with; restart the server", self._path)
+        if model_identity(self._path) != self._identity:
+            _log.error("%s is not the model any more that answers were begun with; restart the server", self._path)
             self._start_failed()
             return
         try:
@@ -349,12 +350,3 @@ class SupervisedClient:
 
     def _error(self, request_ids: Iterable[RequestId], message: str, kind: ErrorKind) -> None:
         self._outbox += [TokenDelta(i, (), (), None, message, None, kind) for i in request_ids]
-
-
-def _identity(path: Path) -> tuple[int, int, int, int] | None:
-    """Which file it is, as of now; None for no file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
