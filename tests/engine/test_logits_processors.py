@@ -138,6 +138,57 @@ def test_async(model: Path, alone: LLM) -> None:
     assert asyncio.run(answer()) == alone.generate(PROMPT, PARAMS)[0].outputs[0].text
 
 
+class UntoldError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+NO_EXCEPTIONS = [SystemExit, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt]
+
+
+@pytest.mark.parametrize("error", [*NO_EXCEPTIONS, UntoldError])
+def test_whatever_is_raised_ends_one_request_only(model: Path, alone: LLM, error: type[BaseException]) -> None:
+    def fails(output_token_ids: Sequence[int], logits: Any) -> Any:
+        if len(output_token_ids) == 2:
+            raise error()
+        return logits
+
+    async def both() -> list[Any]:
+        async with AsyncLLM(model) as llm:
+            bad = llm.answer(PROMPT, replace(PARAMS, logits_processors=[fails]))
+            return [
+                *await asyncio.wait_for(asyncio.gather(llm.answer(PROMPT, PARAMS), bad, return_exceptions=True), 30),
+                await asyncio.wait_for(llm.answer(PROMPT, PARAMS), 30),
+            ]
+
+    beside, failed, after = asyncio.run(both())
+    assert isinstance(failed, InvalidRequestError), failed
+    assert error.__name__ in str(failed)
+    expected = alone.generate(PROMPT, PARAMS)[0].outputs[0]
+    assert beside.outputs[0] == after.outputs[0] == expected
+
+
+def test_what_a_handler_of_a_signal_raises_goes_through(alone: LLM) -> None:
+    def ends(output_token_ids: Sequence[int], logits: Any) -> Any:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        alone.generate(PROMPT, replace(PARAMS, logits_processors=[ends]))
+    assert_idle(alone)
+
+
+def test_one_that_calls_its_own_engine_fails(model: Path) -> None:
+    llm = LLM(model)
+
+    def calls(output_token_ids: Sequence[int], logits: Any) -> Any:
+        llm.generate(PROMPT, SamplingParams(max_tokens=1))
+        return logits
+
+    with pytest.raises(InvalidRequestError, match="within its own step"):
+        llm.generate(PROMPT, replace(PARAMS, logits_processors=[calls]))
+    assert_idle(llm)
+
+
 def test_an_engine_in_another_process_refuses_them(alone: LLM) -> None:
     (request,) = alone._inputs.ask(PROMPT, PARAMS).requests
     with pytest.raises(InvalidRequestError, match="logits_processors"):

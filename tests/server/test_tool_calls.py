@@ -250,9 +250,26 @@ def test_what_is_refused(anything: httpx.Client) -> None:  # known faults B65, B
     assert "messages[1].tool_calls[0].function.arguments" in refused(anything, messages=[*HI, turn])
 
 
+def test_whatever_depth_is_refused_in_words(anything: httpx.Client) -> None:
+    """Near Python's own limit one step's decoder or encoder takes what the next one's does not."""
+    function = {"name": "f", "arguments": "DEEP"}
+    turn = {"role": "assistant", "content": None, "tool_calls": [{"id": "x", "type": "function", "function": function}]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": "DEEP"}}}
+    for fields in ({"messages": [*HI, turn]}, {"tools": [tool], "tool_choice": "required"}):
+        body = json.dumps({**ASK, **fields})
+        for levels in (250, 500, *range(900, 1000)):
+            content = body.replace('"DEEP"', '{"items":' * levels + "{}" + "}" * levels)
+            response = anything.post(CHAT, content=content, headers={"content-type": "application/json"})
+            assert response.status_code == 400, (levels, response.text)
+
+
 def test_json_or_calls(caller: httpx.Client, anything: httpx.Client) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    within = {"structured_outputs": {"json": {**schema, "properties": {"ok": {"type": "string"}}}, "finish_within": 200}}
+    for seed in range(4):
+        (choice,) = answer(anything, **within, temperature=2.0, seed=seed, max_tokens=220)["choices"]
+        assert choice["finish_reason"] != "length"
     for client in (caller, anything):
         for seed in range(4):
             (choice,) = answer(client, response_format=form, temperature=2.0, seed=seed, max_tokens=400)["choices"]

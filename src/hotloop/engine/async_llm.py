@@ -325,7 +325,7 @@ class DeltaPump:
         try:
             while not self._is_closed:
                 self._deliver(self.client.poll(timeout_s=None))
-        except Exception as error:
+        except BaseException as error:  # whatever it was, nobody would answer the streams any more
             _log.exception("the engine's thread ended")
             self.fail(f"the engine failed: {type(error).__name__}: {error}")
 

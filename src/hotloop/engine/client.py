@@ -11,7 +11,7 @@ from typing import Protocol
 
 from hotloop.config import EngineConfig
 from hotloop.engine.core import EngineCore
-from hotloop.errors import HotloopError
+from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.request import Request, RequestId, RestartReason, TokenDelta
 from hotloop.telemetry.steps import StepReport
 
@@ -100,6 +100,7 @@ class InProcessClient:
         self.observer: EngineObserver | None = None
         self._core = core
         self._core_lock = threading.Lock()
+        self._stepping: int | None = None  # the thread that runs a step
         self._inbox: deque[Sequence[Request] | RequestId] = deque()
         self._refused: list[TokenDelta] = []
         self._work_arrived = threading.Condition()
@@ -109,6 +110,7 @@ class InProcessClient:
         self._core.check(request)
 
     def add(self, requests: Sequence[Request]) -> None:
+        self._refuse_within_step()
         self._inbox.append(requests)
         self._settle()
         with self._work_arrived:
@@ -119,6 +121,7 @@ class InProcessClient:
         self._settle()
 
     def poll(self, timeout_s: float | None = 0) -> list[TokenDelta]:
+        self._refuse_within_step()
         if timeout_s != 0 and not self._has_work():
             with self._work_arrived:
                 self._work_arrived.wait_for(lambda: self._has_work() or self._is_closed, timeout_s)
@@ -126,7 +129,11 @@ class InProcessClient:
         with self._core_lock:
             self._empty_inbox()
             if self._core.has_work:
-                deltas = self._core.step()
+                self._stepping = threading.get_ident()
+                try:
+                    deltas = self._core.step()
+                finally:
+                    self._stepping = None
                 observe(self.observer, self._core.report, deltas)
         self._settle()
         if self._refused:
@@ -136,6 +143,7 @@ class InProcessClient:
 
     def close(self) -> None:
         """End every request; a poll that waits returns."""
+        self._refuse_within_step()
         with self._core_lock:
             self._inbox.clear()
             self._core.abort_all()
@@ -143,6 +151,11 @@ class InProcessClient:
         with self._work_arrived:
             self._is_closed = True
             self._work_arrived.notify_all()
+
+    def _refuse_within_step(self) -> None:
+        """A function of a request (`logits_processors`) that asks the engine that waits for it would wait for ever."""
+        if self._stepping == threading.get_ident():
+            raise InvalidRequestError("the engine cannot be used from within its own step; a logits processor must not call it")
 
     def _has_work(self) -> bool:
         return bool(self._inbox or self._refused or self._core.has_work)

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from hotloop.errors import InvalidRequestError
+from hotloop.nesting import MAX_LEVELS, is_too_deep
 from hotloop.sampling.call_grammar import triggered_grammar, whole_grammar
 from hotloop.sampling.gbnf import gbnf_to_lark
 from hotloop.sampling.schema_fault import fault_path
@@ -93,7 +94,12 @@ def _set_options(schema: dict[str, Any], disable_any_whitespace: bool) -> None:
 
 def parse_schema(text: str, name: str) -> dict[str, Any]:
     """A schema whose numbers can be compiled in bounded time. name: for messages. Raises InvalidRequestError."""
-    schema: dict[str, Any] = json.loads(text)
+    try:
+        schema: dict[str, Any] | None = json.loads(text)
+    except RecursionError:
+        schema = None
+    if schema is None or is_too_deep(schema):
+        raise InvalidRequestError(f"{name} is nested on more than {MAX_LEVELS} levels; simplify it")
     multiples = _multiples(text)
     if math.lcm(*multiples) > _MAX_MULTIPLES:
         where = name + fault_path(schema, lambda part: math.lcm(*_multiples(json.dumps(part))) > _MAX_MULTIPLES)

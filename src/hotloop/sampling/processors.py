@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ from hotloop.sampling_params import LogitsProcessor
 Logits: TypeAlias = NDArray[np.float32]
 
 _log = logging.getLogger(__name__)
+_MAX_MESSAGE_CHARS = 1000
 
 
 class LogitsProcessors:
@@ -34,16 +36,38 @@ class LogitsProcessors:
         result: Any = logits.copy()
         output = tuple(output_token_ids)
         for index, (processor, takes_prompt) in enumerate(self._processors):
-            name = f"logits_processors[{index}] ({getattr(processor, '__name__', type(processor).__name__)})"
+            name = f"logits_processors[{index}] ({_name(processor)})"
             try:
                 result = processor(self._prompt_token_ids, output, result) if takes_prompt else processor(output, result)
-            except Exception as error:
+            except BaseException as error:
+                if _may_be_of_a_signal(error):
+                    raise
                 _log.exception("%s failed", name)
                 raise InvalidRequestError(
-                    f"{name} raised {type(error).__name__} at position {position}: {error}"
+                    f"{name} raised {type(error).__name__} at position {position}: {_text(error)}"
                 ) from error
-            _check(result, logits, name, position)
+            result = _checked(result, logits, name, position)
         return np.array(result, np.float32)
+
+
+def _may_be_of_a_signal(error: BaseException) -> bool:
+    """Whether it need not be the function's own: handlers of signals run in the main thread, in the middle of anything."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and isinstance(error, KeyboardInterrupt | SystemExit)
+
+
+def _name(processor: LogitsProcessor) -> str:
+    try:
+        return f"{getattr(processor, '__name__', type(processor).__name__):.100}"
+    except Exception:  # theirs, as all that they are asked
+        return type(processor).__name__
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:_MAX_MESSAGE_CHARS]
+    except Exception:
+        return "(its message cannot be told)"
 
 
 def _takes_prompt(processor: LogitsProcessor) -> bool:
@@ -56,13 +80,16 @@ def _takes_prompt(processor: LogitsProcessor) -> bool:
     return sum(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters) == 3
 
 
-def _check(result: Any, logits: Logits, name: str, position: int) -> None:
+def _checked(result: Any, logits: Logits, name: str, position: int) -> Logits:
+    """The row that a function returned."""
     if not isinstance(result, np.ndarray) or result.dtype != np.float32 or result.shape != logits.shape:
         what = f"{result.dtype} {list(result.shape)}" if isinstance(result, np.ndarray) else type(result).__name__
         raise InvalidRequestError(
             f"{name} returned {what} at position {position}; it must return float32 [{len(logits)}], the row"
         )
-    top = result.max()
+    row = np.asarray(result)  # a subclass has functions of its own
+    top = row.max()
     if not np.isfinite(top):
         what = "NaN" if np.isnan(top) else "+inf" if top > 0 else "-inf for every token"
         raise InvalidRequestError(f"{name} returned {what} at position {position}; leave at least one token, and only numbers")
+    return row

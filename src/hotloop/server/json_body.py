@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 
 from hotloop.errors import InvalidRequestError
+from hotloop.nesting import MAX_LEVELS, is_too_deep
 from hotloop.server.errors import RefusedError
 from hotloop.server.event_stream import while_connected
 
@@ -45,9 +46,13 @@ async def understood(request: Request, threads: Executor, understand: Callable[[
 
 def decode_json(raw: bytes) -> object:
     """Raises: InvalidRequestError for what is no strict JSON in UTF-8, or might be too much of it."""
-    if raw.count(b"[") + raw.count(b"{") > _MAX_CONTAINERS:
+    num_containers = raw.count(b"[") + raw.count(b"{")
+    if num_containers > _MAX_CONTAINERS:
         raise InvalidRequestError(f"the body has more than {_MAX_CONTAINERS} opening brackets, those in texts included")
     try:
-        return msgspec.json.decode(raw)
+        value: object = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not valid JSON ({error})") from None
+    if num_containers > MAX_LEVELS and is_too_deep(value):
+        raise InvalidRequestError(f"the body is nested on more than {MAX_LEVELS} levels")
+    return value

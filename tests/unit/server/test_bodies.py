@@ -199,3 +199,10 @@ def test_a_body_of_many_lists_is_refused_unread() -> None:
     for many in (b"[]", b"{}"):
         with pytest.raises(InvalidRequestError, match="more than 500000 opening brackets"):
             decode_json(b"[" + many + (b"," + many) * 500_000 + b"]")
+
+
+def test_a_deep_body_is_refused_whatever_the_stack() -> None:
+    assert decode_json(b"[" * 200 + b"]" * 200)
+    for levels in (201, 500, *range(900, 1001), 100_000):
+        with pytest.raises(InvalidRequestError, match=r"nested on more than 200 levels|not valid JSON"):
+            decode_json(b"[" * levels + b"]" * levels)

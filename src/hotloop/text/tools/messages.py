@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotloop.errors import InvalidRequestError
+from hotloop.nesting import MAX_LEVELS, is_too_deep
 
 
 def with_call_objects(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -36,11 +38,14 @@ def _call(where: str, call: object) -> dict[str, Any]:
             f"{where} is {call!r:.80}; it must be "
             "{'id': ..., 'type': 'function', 'function': {'name': ..., 'arguments': ...}}"
         )
-    arguments = function.get("arguments")
+    arguments = given = function.get("arguments")
     try:
         arguments = json.loads(arguments) if isinstance(arguments, str) and arguments.strip() else arguments or {}
-    except (ValueError, RecursionError):
+        json.dumps(arguments)
+    except (TypeError, ValueError, RecursionError):
         arguments = None
+    if arguments is not None and is_too_deep(arguments):
+        raise InvalidRequestError(f"{where}.function.arguments is nested on more than {MAX_LEVELS} levels")
     if not isinstance(arguments, Mapping):
-        raise InvalidRequestError(f"{where}.function.arguments is {function['arguments']!r:.60}; it must be a JSON object")
+        raise InvalidRequestError(f"{where}.function.arguments is {reprlib.repr(given):.60}; it must be a JSON object")
     return {**call, "function": {**function, "arguments": dict(arguments)}}

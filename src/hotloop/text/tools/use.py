@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hotloop.errors import InvalidRequestError
+from hotloop.nesting import MAX_LEVELS, is_too_deep
 
 MAX_TOOLS = 128
 MAX_NAME_CHARS = 64
@@ -64,10 +65,11 @@ def tool_use(tools: object, tool_choice: object = None, parallel_tool_calls: obj
     num_chars = sum(len(tool.schema) for tool in checked)
     if num_chars > MAX_SCHEMA_CHARS:
         raise InvalidRequestError(f"the parameters of tools have {num_chars} characters; {MAX_SCHEMA_CHARS} at most")
-    if tool_choice in (None, "auto", "required"):
-        return ToolUse(checked, tool_choice == "required", many)
-    if tool_choice == "none":
-        return None
+    if tool_choice is None or isinstance(tool_choice, str):
+        if tool_choice in (None, "auto", "required"):
+            return ToolUse(checked, tool_choice == "required", many)
+        if tool_choice == "none":
+            return None
     name = _named(tool_choice)
     if name not in names:
         raise InvalidRequestError(f"tool_choice names {name!r:.80}; tools has {', '.join(map(repr, names))[:200]}")
@@ -88,6 +90,8 @@ def _tool(where: str, tool: object) -> Tool:
             f"{where} is {tool!r:.80}; it must be {{'type': 'function', 'function': {{'name': ..., 'parameters': {{...}}}}}}"
         )
     function = tool["function"]
+    if not isinstance(function, dict):
+        raise InvalidRequestError(f"{where}.function is a {type(function).__name__}; it must be a dict")
     unknown = [name for name in function if name not in _FUNCTION_FIELDS]
     if unknown:
         raise InvalidRequestError(f"{where}.function has {unknown[0]!r:.60}; it may hold {', '.join(_FUNCTION_FIELDS)}")
@@ -114,6 +118,10 @@ def _schema(where: str, parameters: object) -> str:
     if kind != "object":
         raise InvalidRequestError(f"{where}.type is {kind!r:.60}; arguments are an object, so it must be 'object'")
     try:
-        return json.dumps({**parameters, "type": "object"}, allow_nan=False)
+        json.dumps(parameters)  # a mapping of a kind of its own is none to templates either
+        schema = json.dumps({**parameters, "type": "object"}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{where} is no JSON schema: {error}") from None
+    if is_too_deep(parameters):
+        raise InvalidRequestError(f"{where} is nested on more than {MAX_LEVELS} levels; simplify it")
+    return schema

@@ -1,6 +1,7 @@
 """What OpenAI's fields about tools say, and what is refused."""
 
 import json
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -8,6 +9,10 @@ import pytest
 from hotloop.errors import InvalidRequestError
 from hotloop.text.tools.messages import with_call_objects
 from hotloop.text.tools.use import ToolUse, tool_use
+
+NESTED: dict[str, Any] = {}
+for _ in range(200):
+    NESTED = {"items": NESTED}
 
 
 def tool(name: str = "f", **function: Any) -> dict[str, Any]:
@@ -63,6 +68,9 @@ def test_schemas_are_of_objects() -> None:
         ([tool(parameters=[])], None, r"parameters is \[\]"),
         ([tool(parameters={"type": "string"})], None, "parameters.type is 'string'"),
         ([tool(parameters={"a": float("nan")})], None, "is no JSON schema"),
+        ([tool(parameters=MappingProxyType({}))], None, "is no JSON schema"),
+        ([{"type": "function", "function": MappingProxyType({"name": "f"})}], None, "function is a mappingproxy"),
+        ([tool(parameters=NESTED)], None, "nested on more than 200 levels"),
         ([tool(parameters={"a": "x" * 70_000})], None, "characters; 65536 at most"),
         ([tool()], "maybe", "tool_choice is 'maybe'"),
         ([tool()], {"type": "function"}, "tool_choice is"),
@@ -86,7 +94,10 @@ def test_arguments_of_earlier_calls_become_objects() -> None:
         (message,) = with_call_objects(call(arguments))
         assert message["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert with_call_objects(call(""))[0]["tool_calls"][0]["function"]["arguments"] == {}
-    for arguments in ('{"a": ', "[1]", 5, "[" * 100_000):
+    for arguments in (NESTED, json.dumps(NESTED)):  # one encoder takes it, the next one might not
+        with pytest.raises(InvalidRequestError, match=r"messages\[0\].tool_calls\[0\].function.arguments is nested"):
+            with_call_objects(call(arguments))
+    for arguments in ('{"a": ', "[1]", 5, "[" * 100_000, {"a": b"b"}, {(1, 2): 3}, MappingProxyType({"a": 1})):
         with pytest.raises(InvalidRequestError, match=r"messages\[0\].tool_calls\[0\].function.arguments is"):
             with_call_objects(call(arguments))
     for calls in ("f", ["f"], [{"function": {}}]):
