@@ -14,10 +14,11 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "hotloop"
 
 # What each part of hotloop may import of the others. Plain data may be imported by everyone.
-PLAIN = {"errors", "request", "sampling_params", "structured_outputs", "config", "machine", "pre_tokenizers"}
+PLAIN = {"errors", "request", "sampling_params", "structured_outputs", "config", "machine", "nesting", "pre_tokenizers"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "machine": set(),
+    "nesting": set(),
     "pre_tokenizers": set(),
     "sampling_params": {"errors", "structured_outputs"},
     "structured_outputs": {"errors"},
