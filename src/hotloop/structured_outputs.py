@@ -82,11 +82,11 @@ class StructuredOutputsParams:
     @property
     def name(self) -> str:
         """Of the form, for messages."""
-        (kind,) = (kind for kind in _KINDS if getattr(self, kind) not in (None, False))
+        (kind,) = self._given()
         return self.called or f"structured_outputs.{kind}"
 
     def __post_init__(self) -> None:
-        given = [kind for kind in _KINDS if getattr(self, kind) not in (None, False)]
+        given = self._given()
         if len(given) != 1:
             raise InvalidRequestError(
                 f"structured_outputs has {' and '.join(given) or 'nothing'}; give exactly one of {', '.join(_OFFERED)}"
@@ -107,6 +107,10 @@ class StructuredOutputsParams:
         for name in ("json", "regex", "grammar"):
             if getattr(self, name) is not None:
                 _check_text(name, getattr(self, name))
+
+    def _given(self) -> list[str]:
+        """The kinds that say anything: json_object says nothing by False."""
+        return [k for k in _KINDS if getattr(self, k) is not None and not (k == "json_object" and self.json_object is False)]
 
 
 def _schema_text(name: str, schema: object) -> str:

@@ -70,7 +70,7 @@ def _response_format(value: object) -> StructuredOutputsParams | None:
         return StructuredOutputsParams(json_object=True)
     wrapper = value.get("json_schema")
     known = {"name", "description", "strict", "schema"}
-    if not isinstance(wrapper, Mapping) or "schema" not in wrapper or wrapper.keys() - known:
+    if not isinstance(wrapper, Mapping) or wrapper.get("schema") is None or wrapper.keys() - known:
         raise InvalidRequestError(
             f"json_schema of response_format is {wrapper!r:.60}; it must have 'schema', and may have {', '.join(sorted(known))}"
         )
