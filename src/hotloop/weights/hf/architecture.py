@@ -96,9 +96,17 @@ LLAMA_TENSORS: Mapping[str, str | Rule] = {
 
 
 def dense_metadata(
-    config: HFConfig, *, activation: str = "silu", act_key: str = "hidden_act", layer_norm: bool = False
+    config: HFConfig,
+    *,
+    activation: str = "silu",
+    act_key: str = "hidden_act",
+    layer_norm: bool = False,
+    partial_rotary: bool = False,
 ) -> Metadata:
-    """The keys that dense decoders share, with the rope of all layers. Raises ModelFileError naming the key at fault."""
+    """The keys that dense decoders share, with the rope of all layers. Raises ModelFileError naming the key at fault.
+
+    partial_rotary: whether the class can rotate a part of each head; of others transformers rotates all, whatever a key says.
+    """
     config.require(act_key, *ACTIVATIONS[activation])
     metadata = sizes(config)
     if layer_norm:
@@ -107,6 +115,9 @@ def dense_metadata(
         metadata["attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps")
     section = rope_section(config)
     metadata["rope.dimension_count"] = rotated(config, section, head_size(config))
+    if not partial_rotary:
+        for stating in (section, config):
+            stating.require("partial_rotary_factor", None, 1, 1.0)
     return metadata | rope_metadata(config, section)
 
 

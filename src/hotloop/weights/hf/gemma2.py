@@ -4,7 +4,7 @@ import numpy as np
 
 from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, dense_metadata, head_size
 from hotloop.weights.hf.config import HFConfig
-from hotloop.weights.hf.gemma3 import GEMMA_NORMS, attention_scale, sliding_layers
+from hotloop.weights.hf.gemma3 import GEMMA_NORMS, attention_scale, sliding_layers, softcap
 from hotloop.weights.hf.rope import rope_section, rope_type
 
 _PERIOD = 2
@@ -18,7 +18,7 @@ def _metadata(config: HFConfig) -> Metadata:
         raise section.error("rope_type", "is not implemented for gemma2")
     metadata = dense_metadata(config, activation="gelu_tanh", act_key="hidden_activation")
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        metadata[name] = config.number(name) if config.has(name) else 0.0
+        metadata[name] = softcap(config, name)
     metadata["attention.sliding_window"] = config.size("sliding_window")
     slides = sliding_layers(config, _PERIOD)
     if slides != [i % _PERIOD == 0 for i in range(len(slides))]:

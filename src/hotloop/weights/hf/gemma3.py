@@ -39,8 +39,16 @@ def _metadata(config: HFConfig) -> Metadata:
     metadata |= rope_metadata(config, full)
     metadata |= _sliding_layers(config)
     if config.has("final_logit_softcapping"):
-        metadata["final_logit_softcapping"] = config.number("final_logit_softcapping")
+        metadata["final_logit_softcapping"] = softcap(config, "final_logit_softcapping")
     return metadata | attention_scale(config, head_size(config))
+
+
+def softcap(config: HFConfig, name: str) -> float:
+    """A cap, 0 for none: null in a folder."""
+    cap = config.number(name) if config.has(name) else None
+    if cap is not None and cap <= 0:
+        raise config.error(name, "must be greater than 0, or null for no cap")
+    return cap or 0.0
 
 
 def sliding_layers(config: HFConfig, period: int) -> list[bool]:

@@ -1,12 +1,14 @@
 """GLM-4 folders (0414 and later; earlier ones are of another class)."""
 
+from functools import partial
+
 from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, dense_metadata
 from hotloop.weights.hf.llama import ATTENTION_BIAS
 
 ARCHITECTURE = Architecture(
     name="glm4",
     classes=("Glm4ForCausalLM",),
-    metadata=dense_metadata,
+    metadata=partial(dense_metadata, partial_rotary=True),
     tensors={
         **{name: source for name, source in LLAMA_TENSORS.items() if name != "blk.{}.ffn_gate"},
         "blk.{}.post_attention_norm": "layers.{}.post_self_attn_layernorm",

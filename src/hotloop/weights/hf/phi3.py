@@ -11,7 +11,7 @@ def _metadata(config: HFConfig) -> Metadata:
         config.require(name, None, False)
     for name in ("full_attn_mod", "interpolate_factor"):
         config.require(name, None, 1)
-    metadata = dense_metadata(config)
+    metadata = dense_metadata(config, partial_rotary=True)
     metadata.pop("rope.scaling.type", None)  # the tensors of divisors say it
     original = config.size("original_max_position_embeddings", config.size("max_position_embeddings"))
     metadata.setdefault("rope.scaling.original_context_length", original)

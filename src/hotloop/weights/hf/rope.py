@@ -16,14 +16,23 @@ from hotloop.weights.hf.config import HFConfig
 from hotloop.weights.model_file import MetadataValue
 
 _KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def rope_section(config: HFConfig, layer_type: str | None = None) -> HFConfig:
-    """The parameters of the layers of one type, whichever way the file states them; without rope_theta in older files."""
-    parameters = config.section("rope_parameters") or config.section("rope_scaling") or HFConfig({}, "rope_parameters")
-    if layer_type is not None and (of_layers := parameters.section(layer_type)) is not None:
-        return of_layers
-    return parameters
+    """The parameters of the layers of one type, whichever way the file states them; without rope_theta in older files.
+
+    layer_type: None in classes whose layers all rotate alike. In others rope_parameters must be by layer type (ModelFileError
+    if they are not): of parameters for all layers transformers reads nothing.
+    """
+    parameters = config.section("rope_parameters")
+    if parameters is None:
+        return config.section("rope_scaling") or HFConfig({}, "rope_scaling")
+    if layer_type is None:
+        return parameters
+    if set(parameters.names()) - set(_LAYER_TYPES):
+        raise config.error("rope_parameters", f"must be by the type of layer: {' and '.join(_LAYER_TYPES)}, an object each")
+    return parameters.section(layer_type) or HFConfig({}, f"rope_parameters: {layer_type}")
 
 
 def rope_base(config: HFConfig, section: HFConfig) -> float:
@@ -38,24 +47,33 @@ def rope_base(config: HFConfig, section: HFConfig) -> float:
 
 
 def rope_type(section: HFConfig) -> str:
-    """The type as newer files call it; "default" where there is no scaling."""
-    for name in ("rope_type", "type"):
+    """The type as newer files call it; "default" where there is no scaling. Raises ModelFileError for two that differ."""
+    kinds = []
+    for name in ("rope_type", "type"):  # transformers writes the new name and keeps the old one beside it
         if (value := section.raw(name)) is not None:
             if not isinstance(value, str):
                 raise section.error(name, "must be a text")
             if value == "yarn" and section.has("long_factor"):
-                return "longrope"  # as the first Phi-3 files call it
-            return {"su": "longrope", "none": "default"}.get(value, value)
-    return "default"
+                value = "longrope"  # as the first Phi-3 files call it
+            kinds.append({"su": "longrope", "none": "default"}.get(value, value))
+    if len(set(kinds)) > 1:
+        raise section.error("type", f"contradicts the rope_type {kinds[0]!r:.40}")
+    return kinds[0] if kinds else "default"
 
 
 def rotated(config: HFConfig, section: HFConfig, head_dim: int) -> int:
-    """Elements of a head that rotate: partial_rotary_factor of it, which stands in either place."""
-    stating = section if section.has("partial_rotary_factor") else config
-    factor = stating.number("partial_rotary_factor", 1.0)
+    """Elements of a head that rotate: partial_rotary_factor of it, which stands in either place, or in both."""
+    name = "partial_rotary_factor"
+    stating = section if section.has(name) else config
+    factor = stating.number(name, 1.0)
     if not 0 < factor <= 1:
-        raise stating.error("partial_rotary_factor", "must be greater than 0 and at most 1")
-    return int(head_dim * factor)
+        raise stating.error(name, "must be greater than 0 and at most 1")
+    if stating is section and config.states(name) and config.number(name) != factor:
+        raise config.error(name, f"contradicts the {factor:g} of rope_parameters")
+    dim = int(head_dim * factor)
+    if factor < 1 and (dim < 2 or dim % 2):
+        raise stating.error(name, f"lets {dim} of the {head_dim} elements of a head rotate; their number must be even")
+    return dim
 
 
 def rope_metadata(config: HFConfig, section: HFConfig) -> dict[str, MetadataValue]:

@@ -51,7 +51,7 @@ def test_gemma2_caps_and_layers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["phi3-long-gqa-tied", "phi3-short-window"])
-def test_phi3_states_rope_in_three_ways(name: str, tmp_path: Path) -> None:
+def test_phi3_states_rope_in_four_ways(name: str, tmp_path: Path) -> None:
     case = case_of(name)
     inside = dict(case.hf_rope)
     outside = {key: inside.pop(key) for key in ("partial_rotary_factor", "original_max_position_embeddings")}
@@ -60,14 +60,19 @@ def test_phi3_states_rope_in_three_ways(name: str, tmp_path: Path) -> None:
         {"rope_scaling": inside | {"type": "longrope"}, **outside},
         {"rope_scaling": inside | {"type": "su"}, **outside},
         {"rope_scaling": None, "rope_theta": None, "rope_parameters": {"rope_theta": 10000.0, **case.hf_rope}},
-    ]
+        # As transformers saves the first one again.
+        {
+            "rope_scaling": None, "rope_theta": None, **outside,
+            "rope_parameters": {"type": "longrope", "rope_theta": 10000.0, **case.hf_rope},
+        },
+    ]  # fmt: skip
     kept = {key: value for key, value in case.hf_config.items() if key != "original_max_position_embeddings"}
     configs = []
     for i, form in enumerate(forms):
         with open_model(write_golden_folder(tmp_path / str(i), case, config=kept | form)) as folder:
             configs.append(load_model_spec(folder).config)
     with open_model(case.write(tmp_path / "m.gguf")) as gguf:
-        assert configs == [load_model_spec(gguf).config] * 3
+        assert configs == [load_model_spec(gguf).config] * 4
 
 
 def test_smollm3_states_its_layers_in_two_ways(tmp_path: Path) -> None:
@@ -107,8 +112,31 @@ def test_llama3_rope_in_any_class(architecture: str, tmp_path: Path) -> None:
         ("phi3", {"full_attn_mod": 2}, "'full_attn_mod'"),
         ("phi3", {"lm_head_bias": True}, "'lm_head_bias'"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.7}, "head_dim": 16}, "must be even"),
+        ("gemma2", {"attn_logit_softcapping": 0.0}, "'attn_logit_softcapping' .0.0. must be greater than 0, or null"),
+        ("gemma3", {"final_logit_softcapping": -1.0}, "'final_logit_softcapping' .-1.0. must be greater than 0, or null"),
     ],
 )
 def test_what_is_refused(architecture: str, config: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=message):
         metadata_of(tmp_path, architecture, config)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma2", "granite", "olmo2", "starcoder2", "smollm3"])
+def test_heads_rotate_in_part_only_where_transformers_lets_them(architecture: str, tmp_path: Path) -> None:
+    for config in ({"partial_rotary_factor": 0.5}, {"rope_scaling": {"partial_rotary_factor": 0.5}}):
+        with pytest.raises(ModelFileError, match=r"'partial_rotary_factor' \(0.5\) is not implemented"):
+            metadata_of(tmp_path, architecture, config)
+    assert metadata_of(tmp_path, architecture, {"partial_rotary_factor": 1.0}) == metadata_of(tmp_path, architecture)
+
+
+@pytest.mark.parametrize(("architecture", "window"), [("gemma3", 16), ("olmo2", 8)])
+def test_parameters_of_all_layers_in_a_class_whose_layers_differ(architecture: str, window: int, tmp_path: Path) -> None:
+    """transformers reads defaults there; of a kind of layer that is not mentioned too."""
+    flat: dict[str, Any] = {"rope_scaling": None, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}
+    with pytest.raises(ModelFileError, match=r"'rope_parameters' .* must be by the type of layer"):
+        metadata_of(tmp_path, architecture, flat, window=window)
+    plain = metadata_of(tmp_path, architecture, window=window)
+    for section in ({}, {"full_attention": {"rope_type": "default"}}, {"sliding_attention": {"rope_type": "default"}}):
+        read = metadata_of(tmp_path, architecture, {"rope_scaling": None, "rope_parameters": section}, window=window)
+        assert read.keys() == plain.keys()
+        assert all(np.array_equal(read[key], plain[key]) for key in plain)

@@ -72,6 +72,12 @@ def test_heads_that_rotate_in_part() -> None:
     for keys in ({"partial_rotary_factor": 0.75}, {"rope_parameters": {"partial_rotary_factor": 0.75}}):
         config = config_of(None, **keys)
         assert rotated(config, rope_section(config), 128) == 96
+    both = config_of(None, partial_rotary_factor=0.75, rope_parameters={"partial_rotary_factor": 0.75})
+    assert rotated(both, rope_section(both), 128) == 96
+    both.check_all_used(("rope_theta", "max_position_embeddings"))
+    both = config_of(None, partial_rotary_factor=0.5, rope_parameters={"partial_rotary_factor": 0.75})
+    with pytest.raises(ModelFileError, match=r"'partial_rotary_factor' \(0.5\) contradicts the 0.75 of rope_parameters"):
+        rotated(both, rope_section(both), 128)
     config = config_of(None)
     assert rotated(config, rope_section(config), 128) == 128
 
@@ -79,6 +85,13 @@ def test_heads_that_rotate_in_part() -> None:
 def test_no_scaling() -> None:
     for scaling in (None, {}, {"rope_type": "default"}, {"type": "default"}):
         assert metadata_of(scaling) == {"rope.freq_base": 500000.0}
+
+
+def test_the_old_name_of_the_type_beside_the_new_one() -> None:
+    """What transformers saves of a folder with the old name."""
+    for old, new in (("linear", "linear"), ("su", "longrope"), ("yarn", "longrope")):
+        scaling = (LONGROPE if new == "longrope" else {"factor": 8.0}) | {"type": old}
+        assert metadata_of(scaling | {"rope_type": new}) == metadata_of(scaling)
 
 
 def test_linear() -> None:
@@ -120,6 +133,9 @@ def test_dynamic_scales_only_beyond_the_stated_context() -> None:
         ({"type": "linear", "factor": 4.0, "scaling_factor": 2.0}, "'scaling_factor' .* contradicts the factor 4"),
         ({"type": "dynamic"}, r"'factor' \(missing\)"),
         ({"rope_type": 3}, "must be a text"),
+        ({"rope_type": "default", "type": "linear", "factor": 4.0}, "'type' .* contradicts the rope_type 'default'"),
+        (LONGROPE | {"partial_rotary_factor": 0.55}, "lets 35 of the 64 elements .* must be even"),
+        (LONGROPE | {"partial_rotary_factor": 0.01}, "lets 0 of the 64 elements .* must be even"),
         ({"rope_type": "linear"}, r"'factor' \(missing\) must be a finite number"),
         ({"rope_type": "linear", "factor": "4"}, r"'factor' \('4'\) must be a finite number"),
         ({"rope_type": "linear", "factor": 1e39}, "must be a finite number"),
