@@ -183,6 +183,14 @@ def _top(entry: Entry, num_top: int) -> list[tuple[int, Logprob]]:
     return sorted(((i, v) for i, v in entry.items() if v.rank <= num_top), key=lambda item: item[1].rank)
 
 
+def _by_text(top: Sequence[tuple[int, Logprob]]) -> dict[str | None, float | None]:
+    """Best first. Parts of characters, and not only they, are different tokens of one text: it stands for the best of them."""
+    values: dict[str | None, float | None] = {}
+    for _, value in top:
+        values.setdefault(value.decoded_token, _finite(value.logprob))
+    return values
+
+
 def chat_logprobs(
     token_ids: Sequence[int], entries: Sequence[Entry], num_top: int, tokenizer: Tokenizer
 ) -> dict[str, Any]:
@@ -205,10 +213,7 @@ def completion_logprobs(
         offsets.append(offset)
         offset += len(text)
     own = zip(token_ids, entries, strict=True)
-    tops = [
-        None if entry is None else {v.decoded_token: _finite(v.logprob) for _, v in _top(entry, num_top)}
-        for entry in entries
-    ]  # fmt: skip
+    tops = [None if entry is None else _by_text(_top(entry, num_top)) for entry in entries]
     return {
         "tokens": texts,
         "token_logprobs": [None if entry is None else _finite(entry[i].logprob) for i, entry in own],
