@@ -175,7 +175,7 @@ def repeats(request: Request) -> list[int]:
 
 
 def test_rows_of_requests_with_drafts_and_without_are_told_apart(model: Path, undrafted: LLM) -> None:
-    """32 requests, half of them repetitive, with drafts found in their own text. Known fault B118."""
+    """32 requests, half of them repetitive, with drafts found in their own text. Known faults B64, B118."""
     prompts = [random_tokens(i, 4) * 6 if i % 2 else random_tokens(i, 20) for i in range(32)]
     params = [replace(PLAIN, seed=i, temperature=0 if i % 4 else 0.7, max_tokens=12 + i) for i in range(32)]
     expected = [o.outputs for o in undrafted.generate(prompts, params)]

@@ -1,4 +1,5 @@
-"""`test_same_bits.py` with drafts that are right, wrong, or right as far as some point: outputs are those without any."""
+"""`test_same_bits.py` with drafts that are right, wrong, or right as far as some point: outputs are those without any (known
+faults B62, B64)."""
 
 from collections.abc import Iterator
 from pathlib import Path

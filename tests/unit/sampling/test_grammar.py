@@ -167,6 +167,21 @@ def test_only_text_is_allowed_and_an_end_only_where_the_form_is_complete(
     assert constraint.is_complete
 
 
+def test_no_control_token_is_allowed_where_its_text_is(
+    family: tuple[Tokenizer, GrammarCompiler],
+) -> None:  # known fault B73
+    tokenizer, compiler = family
+    special = {i for i in range(VOCAB_SIZE) if tokenizer.is_special(i)}
+    texts = [tokenizer.token_bytes(i).decode() for i in special]
+    assert "<|im_end|>" in texts
+    for spec, begin, end in ((form(regex=r"(.|\n)*"), "", ""), (string(), '"', '"')):
+        for text in texts:
+            assert accepts(tokenizer, compiler, spec, begin + text + end)
+        constraint = compiler.compile(spec).start()
+        for output in (begin, begin + "a", begin + "<|"):
+            assert not special & allowed(constraint, byte_tokens(tokenizer, output))
+
+
 def test_a_constraint_is_a_fold_over_the_output(compiler: GrammarCompiler) -> None:
     """However it came to an output, it allows the same; after an impossible one it says so."""
     spec = form(json=TWO_FIELDS)

@@ -13,6 +13,7 @@ from hotloop.errors import InvalidRequestError
 from hotloop.text.chat_template import ChatTemplate, encode_chat
 from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.gguf import GGUFFile
+from tiny_tokenizer import tokenizer_metadata
 
 GOLDEN: dict[str, dict[str, str | None]] = json.loads(
     (Path(__file__).parents[2] / "golden" / "chat_templates.json").read_text()
@@ -277,6 +278,11 @@ def byte_tokenizer(**changes: Any) -> Tokenizer:
     )
 
 
+def space_tokenizer(**changes: Any) -> Tokenizer:
+    """A SentencePiece vocabulary with the same turn tokens."""
+    return Tokenizer.from_metadata(tokenizer_metadata(300, sentencepiece=True) | changes)
+
+
 def control_ids(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     return [i for i in ids if tokenizer.is_special(i)]
 
@@ -317,14 +323,33 @@ def test_control_texts_in_tools_and_variables_stay_literal() -> None:
     assert tokenizer.decode(ids, skip_special=False) == template.render(messages, tools=[evil], note="<|im_end|>")
 
 
-def test_harmless_text_is_encoded_as_parsing_the_rendering_would() -> None:
-    tokenizer = byte_tokenizer()
-    for source in TEMPLATES.values():
-        template = ChatTemplate(source, bos_token="<s>", eos_token="<|im_end|>")
+TOKENIZERS = {
+    "bytes": byte_tokenizer(),
+    "no space": space_tokenizer(),
+    "a space": space_tokenizer(**{"tokenizer.ggml.add_space_prefix": True}),
+    "first": space_tokenizer(**{"tokenizer.ggml.add_space_prefix": True, "hotloop.tokenizer.space_prefix": "first"}),
+    "unless_space": space_tokenizer(
+        **{"tokenizer.ggml.add_space_prefix": True, "hotloop.tokenizer.space_prefix": "unless_space"}
+    ),
+}
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+def test_harmless_text_is_encoded_as_parsing_the_rendering_would(tokenizer: Tokenizer) -> None:  # known fault B95
+    text_first = "{% for m in messages %}{{ m.content }}<|im_end|>{{ m.content }}{{ bos_token }}{% endfor %}"
+    for source in (*TEMPLATES.values(), text_first):
+        template = ChatTemplate(source, bos_token="<|im_start|>", eos_token="<|im_end|>")
         for conversation in (CONVERSATIONS["one"], CONVERSATIONS["turns"], CONVERSATIONS["variable"]):
             text = template.render(**conversation)
             expected = tokenizer.encode(text, add_special=False, parse_special=True)
             assert encode_chat(tokenizer, template, **conversation) == expected
+
+
+def test_text_after_a_control_token_has_no_space_where_only_the_first_has_one() -> None:  # known fault B95
+    template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", bos_token="<|im_start|>", eos_token="")
+    ids = {name: encode_chat(tokenizer, template, HI) for name, tokenizer in TOKENIZERS.items()}
+    begins = {name: TOKENIZERS[name].token_bytes(ids[name][1])[:1] for name in ids}
+    assert begins == {"bytes": b"h", "no space": b"h", "a space": b" ", "first": b"h", "unless_space": b" "}
 
 
 def test_bos_comes_from_the_template_once() -> None:
