@@ -89,7 +89,7 @@ class Sampler::RowSampler {
 
   void edit(const DrawParams& params, const RowEdits& edits, bool bar) {
     block_max_ = unedited_block_max_;
-    changed_.assign(block_max_.size(), 0);
+    blocks_.assign(block_max_.size(), BlockState::AsItWas);
     if (edits.mask != nullptr) {
       copy_allowed(edits.mask);
     } else {
@@ -97,7 +97,9 @@ class Sampler::RowSampler {
     }
     logits_ = edited_.data();
     const auto change = [&](int32_t id) -> float& {
-      changed_[static_cast<size_t>(id / kLogitsBlock)] = 1;
+      const auto block = static_cast<size_t>(id / kLogitsBlock);
+      if (blocks_[block] == BlockState::NotWritten) fill(block);
+      blocks_[block] = BlockState::Changed;
       return edited_[static_cast<size_t>(id)];
     };
     for (int64_t i = 0; i < edits.banned.size; ++i) change(edits.banned.data[i]) = -kInfinity;
@@ -111,8 +113,9 @@ class Sampler::RowSampler {
       x = std::min(x, kLargest);
     }
     for (int64_t i = 0; i < edits.dry_ids.size; ++i) change(edits.dry_ids.data[i]) -= edits.dry[i];
-    for (size_t block = 0; block < changed_.size(); ++block) {
-      if (changed_[block] != 0) kernels_.block_max(logits_ + block_begin(block), block_size(block), &block_max_[block]);
+    for (size_t block = 0; block < blocks_.size(); ++block) {
+      if (blocks_[block] != BlockState::Changed) continue;
+      kernels_.block_max(logits_ + block_begin(block), block_size(block), &block_max_[block]);
     }
     top_ = *std::max_element(block_max_.begin(), block_max_.end());
   }
@@ -127,15 +130,26 @@ class Sampler::RowSampler {
       float* out = edited_.data() + begin;
       if ((allowed & all) == all) {
         std::copy(raw_ + begin, raw_ + begin + size, out);
+      } else if ((allowed & all) == 0) {
+        block_max_[block] = -kInfinity;
+        blocks_[block] = BlockState::NotWritten;
       } else {
-        std::fill(out, out + size, -kInfinity);
+        fill(block);
         for (uint64_t left = allowed & all; left != 0; left &= left - 1) {
           const int bit = __builtin_ctzll(left);
           out[bit] = raw_[begin + bit];
         }
-        block_max_[block] = -kInfinity;
-        changed_[block] = (allowed & all) != 0;
+        blocks_[block] = BlockState::Changed;
       }
+    }
+  }
+
+  void fill(size_t block) { std::fill_n(edited_.data() + block_begin(block), block_size(block), -kInfinity); }
+
+  // For what reads a whole row, whatever the maxima of its blocks.
+  void fill_not_written() {
+    for (size_t block = 0; block < blocks_.size(); ++block) {
+      if (blocks_[block] == BlockState::NotWritten) fill(block);
     }
   }
 
@@ -250,8 +264,9 @@ class Sampler::RowSampler {
   }
 
   // The bound (scaled) that lies top_n_sigma standard deviations of the row below the top.
-  float least_of_sigma(double top_n_sigma) const {
+  float least_of_sigma(double top_n_sigma) {
     if (top_n_sigma <= 0) return -kInfinity;
+    if (logits_ != raw_) fill_not_written();
     const double distance = top_n_sigma * double{std::sqrt(kernels_.variance(logits_, size_, top_))};
     return -static_cast<float>(std::min(distance, double{kLargest})) / temperature_;
   }
@@ -468,7 +483,9 @@ class Sampler::RowSampler {
   const Floats* raw_block_max_ = nullptr;
   // Kept from row to row for its memory.
   Floats edited_, block_max_, unedited_block_max_, sorted_, values_;
-  std::vector<uint8_t> changed_;
+  // Of the blocks of edited_: a copy, with changes, or all of it -inf (as its maximum is, for which nobody reads it).
+  enum class BlockState : uint8_t { AsItWas, Changed, NotWritten };
+  std::vector<BlockState> blocks_;
   std::vector<uint32_t> ids_;
   std::vector<uint64_t> masses_;
   Candidates candidates_;

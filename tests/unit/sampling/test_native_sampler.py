@@ -199,6 +199,19 @@ def test_rows_on_a_team_are_rows_alone(wanted: list[tuple[str, dict[str, Any]]])
             assert ("token 250: nan" if kind == "nan" else "token 4: inf") in str(result)
 
 
+@pytest.mark.parametrize(
+    "params", [{"top_n_sigma": 1.0, "logprobs": 20}, {"logit_bias": {700: 3.0, 1999: 1.0}}, {"top_k": 40, "logprobs": 20}]
+)
+def test_a_mask_leaves_nothing_of_the_row_before(params: dict[str, Any]) -> None:
+    """What a mask excludes is not written, so the work space still holds what the row before left there."""
+    size = 2111
+    before, row = make_row(size, 5, logit_bias={0: 1.0}), make_row(size, 5, mask="few", logprobs_mode="processed", **params)
+    logits = np.stack([logits_of("offset", size, 1), logits_of("smooth", size, 2)])
+    expected = expected_of("scalar", logits[1], row)
+    for sampler in SAMPLERS.values():
+        assert_same(sampler.draw(logits, [before, row])[1], expected)
+
+
 def test_rows_of_an_arena() -> None:
     """Rows with room between them, as a step program leaves them, in any order and more than once."""
     arena = np.random.default_rng(0).normal(0, 3, (4, 320)).astype(np.float32)
