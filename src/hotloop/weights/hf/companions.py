@@ -1,11 +1,11 @@
 """The companions of a tokenizer file: which tokens begin and end texts, further added tokens, the chat template."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hotloop.errors import ModelFileError
-from hotloop.weights.hf.json_files import read_optional_json
+from hotloop.weights.hf.json_files import read_bounded, read_optional_json
 from hotloop.weights.hf.pieces import AddedToken
 from hotloop.weights.hf.tokenizer_json import read_added_tokens
 
@@ -22,7 +22,7 @@ class Companions:
         self._config_path = folder / "tokenizer_config.json"
         self._config = read_optional_json(self._config_path)
         self._special_map = read_optional_json(folder / "special_tokens_map.json")
-        self._model_configs = [read_optional_json(folder / f"{name}.json") for name in ("generation_config", "config")]
+        self._model_configs = {name: read_optional_json(folder / name) for name in ("generation_config.json", "config.json")}
 
     def added_tokens(self) -> list[AddedToken]:
         """Added tokens of the configuration, which may know more than the tokenizer file."""
@@ -51,11 +51,19 @@ class Companions:
         return {text for text in texts if text is not None}
 
     def token_ids(self, name: str) -> list[int]:
-        """Ids of bos, eos or pad tokens as the model's configurations state them, each once."""
+        """Ids of bos, eos or pad tokens as the model's configurations state them, each once.
+
+        Raises ModelFileError for a value that is no id: a model without its end token would never end.
+        """
         ids: list[int] = []
-        for config in self._model_configs:
+        for file, config in self._model_configs.items():
             value = config.get(f"{name}_token_id")
-            ids += [i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int) and i >= 0]
+            stated = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(i) is int for i in stated):
+                raise ModelFileError(
+                    f"{self._folder / file}: {name}_token_id must be a token id or a list of them, not {value!r:.60}"
+                )
+            ids += [i for i in stated if i >= 0]  # -1 stands for none
         return list(dict.fromkeys(ids))
 
     def adds(self, name: str, text: str | None) -> bool | None:
@@ -65,31 +73,30 @@ class Companions:
             return configured
         if not self._definition:
             return None
-        before, after = self._around()
+        before, after = self.around()
         return text is not None and (before == [text] if name == "bos" else after == [text])
 
-    def prefix(self) -> list[str]:
-        """Texts of the tokens that the tokenizer's own template puts before every text."""
-        return self._around()[0]
+    def around(self) -> tuple[list[str], list[str]]:
+        """Texts of the tokens that the tokenizer's own post-processor puts before and after every text.
 
-    def _around(self) -> tuple[list[str], list[str]]:
-        """Texts of the tokens that the tokenizer's template puts before and after a text."""
+        Raises ModelFileError for a post-processor that may do something else.
+        """
+        around: tuple[list[str], list[str]] = [], []
         for step in _processors(self._definition.get("post_processor")):
-            single = step.get("single")
-            if step.get("type") == "TemplateProcessing" and isinstance(single, list):
-                texts = [_special_text(part) for part in single]
-                middle = texts.index(None) if None in texts else len(texts)
-                return [t for t in texts[:middle] if t is not None], [t for t in texts[middle:] if t is not None]
-        return [], []
+            found = _tokens_around(step)
+            if found is None or (found != ([], []) and around != ([], [])):
+                raise ModelFileError(
+                    f"{self._folder / 'tokenizer.json'}: its post_processor is none that hotloop has: {step!r:.200}; known are "
+                    f"ByteLevel, TemplateProcessing, BertProcessing and RobertaProcessing. Use a GGUF file of this model"
+                )
+            around = found if found != ([], []) else around
+        return around
 
     def chat_template(self) -> str | None:
         """The template: a file of its own, or in the configuration; of several the one called default."""
         path = self._folder / "chat_template.jinja"
         if path.is_file():
-            data = path.read_bytes()[: MAX_TEMPLATE_BYTES + 1]
-            if len(data) > MAX_TEMPLATE_BYTES:
-                raise ModelFileError(f"{path}: has more than {MAX_TEMPLATE_BYTES} bytes, the limit for this file")
-            return data.decode("utf-8", "replace")
+            return read_bounded(path, MAX_TEMPLATE_BYTES).decode("utf-8", "replace")
         template = self._config.get("chat_template")
         if template is None:
             template = read_optional_json(self._folder / "chat_template.json").get("chat_template")
@@ -108,9 +115,23 @@ def _special_text(part: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _processors(step: object) -> Iterator[dict[str, Any]]:
-    if isinstance(step, dict):
-        inner = step.get("processors")
-        for part in inner if isinstance(inner, list) else [step]:
-            if isinstance(part, dict):
-                yield part
+def _processors(step: object) -> list[object]:
+    """The steps of a post-processor, with a sequence opened."""
+    if isinstance(step, dict) and step.get("type") == "Sequence" and isinstance(step.get("processors"), list):
+        return list(step["processors"])
+    return [] if step is None else [step]
+
+
+def _tokens_around(step: object) -> tuple[list[str], list[str]] | None:
+    """Texts of the tokens that one step of a post-processor puts before and after a text; None where that is not known."""
+    match step:
+        case {"type": "ByteLevel"}:  # changes offsets only
+            return [], []
+        case {"type": "BertProcessing" | "RobertaProcessing", "cls": [str(first), _], "sep": [str(last), _]}:
+            return [first], [last]
+        case {"type": "TemplateProcessing", "single": [*single]}:
+            texts = [_special_text(part) for part in single]
+            if texts.count(None) == 1:
+                middle = texts.index(None)
+                return [t for t in texts[:middle] if t is not None], [t for t in texts[middle:] if t is not None]
+    return None

@@ -44,6 +44,8 @@ class _PackedMatrix(TensorSource):
     """Rows (outputs) of a layer. bits: of a code. num_columns, num_rows: of the matrix [outputs, inputs]."""
 
     def __init__(self, layer: PackedLayer, bits: int, group_size: int, num_rows: int, num_columns: int) -> None:
+        if 0 in (num_rows, num_columns) or num_rows * bits % 32:
+            raise layer.error(f"holds {num_rows} x {num_columns} codes of {bits} bits, whose zeros fill no whole words")
         group_size = num_columns if group_size == -1 else min(group_size, num_columns)
         self._layer, self._bits, self._group_size = layer, bits, group_size
         num_groups = -(-num_columns // group_size)
@@ -159,7 +161,7 @@ def exact_scales(
     values = dequantize(FORMATS[scales.dtype], scales.read(), shape)
     with np.errstate(over="ignore"):
         exact = values.astype(np.float16)
-    if not np.array_equal(exact.astype(np.float32), values):
+    if not (np.isfinite(values).all() and np.array_equal(exact.astype(np.float32), values)):
         raise error("its scales are no float16 numbers, and would be rounded; take another checkpoint")
     return exact
 

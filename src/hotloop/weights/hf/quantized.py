@@ -49,6 +49,8 @@ def _gather_gptq(tensors: Tensors, quantization: HFConfig) -> Gathered:
         raise quantization.error("bits", f"is not read; hotloop reads {', '.join(map(str, _GPTQ_BITS))}")
     quantization.require("checkpoint_format", None, "gptq", "gptq_v2")
     zero_offset = 0 if quantization.raw("checkpoint_format") == "gptq_v2" else 1
+    if quantization.flag("desc_act") and group_size != -1 and not any(name.endswith(".g_idx") for name in tensors):
+        raise quantization.error("desc_act", "is not read without g_idx, which says the order of the columns")
     return _gather_packed(tensors, lambda layer: GPTQMatrix(layer, bits, group_size, zero_offset))
 
 
@@ -94,6 +96,8 @@ def _gather_fp8(tensors: Tensors, quantization: HFConfig) -> Gathered:
 
 
 def _gather_compressed(tensors: Tensors, quantization: HFConfig) -> Gathered:
+    if (transforms := quantization.section("transform_config")) is not None and transforms.names():
+        raise quantization.error("transform_config", "is not implemented: its rotations are part of the forward pass")
     match quantization.raw("format"):
         case "float-quantized" | "naive-quantized":
             return _gather_scaled(tensors, None)

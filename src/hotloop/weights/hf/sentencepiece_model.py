@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hotloop.errors import ModelFileError
+from hotloop.weights.hf.json_files import read_bounded
 from hotloop.weights.hf.pieces import MAX_TOKENS, AddedToken, Pieces
 from hotloop.weights.hf.pre_tokenizer import SpacePrefix
 
@@ -25,12 +26,7 @@ def read_sentencepiece_model(path: Path) -> Pieces:
 
     Raises ModelFileError for a file that is damaged, or of another kind than BPE.
     """
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ModelFileError(f"{path}: has more than {_MAX_BYTES} bytes, the limit for this file")
-        data = memoryview(path.read_bytes())
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
+    data = memoryview(read_bounded(path, _MAX_BYTES))
     try:
         return _pieces(data, path)
     except (ValueError, IndexError, struct.error) as error:

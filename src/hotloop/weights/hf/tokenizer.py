@@ -161,7 +161,14 @@ def _special_tokens(
         if adds is None:  # a SentencePiece model without a word about it
             adds = name == "bos" and token_id is not None
         metadata[f"{GGML}add_{name}_token"] = adds and token_id is not None
-    prefix = [ids[text] for text in companions.prefix() if text in ids]
+    before, after = companions.around()
+    odd = [text for text in before if text not in ids]
+    if odd or (after and [ids.get(text) for text in after] != [chosen["eos"]]):
+        raise ModelFileError(
+            f"{folder / 'tokenizer.json'}: its post_processor puts {(odd or after)[0]!r:.60} beside every text; hotloop puts "
+            f"tokens of the vocabulary before it, and the end token behind it"
+        )
+    prefix = [ids[text] for text in before]
     if prefix and prefix != [chosen["bos"]]:
         metadata[OWN + "prefix_token_ids"] = np.asarray(prefix, np.int32)
     return metadata

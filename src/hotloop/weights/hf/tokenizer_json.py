@@ -35,6 +35,7 @@ def read_tokenizer_json(path: Path) -> tuple[Pieces, Mapping[str, Any]]:
     ids = {text: token_id for token_id, text in texts.items()}
     merges = _merges(model.get("merges"), path)
     added = read_added_tokens(definition.get("added_tokens") or [], path)
+    _check_added(added, texts, ids, path)
     if isinstance(pipeline, ByteLevelPipeline):
         prefix: SpacePrefix = "always" if pipeline.add_space_prefix else "never"
         joined = [f"{left} {right}" for left, right in merges]
@@ -65,6 +66,17 @@ def read_added_tokens(entries: object, where: Path) -> list[AddedToken]:
     if not isinstance(entries, Sequence) or isinstance(entries, str):
         raise ModelFileError(f"{where}: added_tokens must be a list, not {entries!r:.60}")
     return [_added(entry, f"{where}: added_tokens[{i}]") for i, entry in enumerate(entries)]
+
+
+def _check_added(added: list[AddedToken], texts: Mapping[int, str], ids: Mapping[str, int], path: Path) -> None:
+    """Every id has one text, and every text one id: what contradicts that would take another token's place."""
+    texts, ids = dict(texts), dict(ids)
+    for token in added:
+        text, token_id = texts.setdefault(token.token_id, token.text), ids.setdefault(token.text, token.token_id)
+        if text != token.text:
+            raise ModelFileError(f"{path}: id {token.token_id} is both {text!r:.60} and the added token {token.text!r:.60}")
+        if token_id != token.token_id:
+            raise ModelFileError(f"{path}: the added token {token.text!r:.60} has the ids {token_id} and {token.token_id}")
 
 
 def _added(entry: object, where: str) -> AddedToken:

@@ -248,6 +248,22 @@ def test_the_chat_template_is_found(tmp_path: Path) -> None:
     assert tokenizer_metadata(folder)[key] == "F"
 
 
+def around(before: str | None = None, after: str | None = None) -> dict[str, Any]:
+    """A post-processor that puts tokens before and after every text."""
+    first, last = ([{"SpecialToken": {"id": text, "type_id": 0}}] if text else [] for text in (before, after))
+    return {"type": "TemplateProcessing", "single": [*first, {"Sequence": {"id": "A", "type_id": 0}}, *last]}
+
+
+@pytest.mark.parametrize("kind", ["BertProcessing", "RobertaProcessing"])
+def test_tokens_around_a_text_in_the_older_form(tmp_path: Path, kind: str) -> None:
+    definition = byte_level_json()
+    definition["post_processor"] = {"type": kind, "sep": ["<|im_end|>", 2], "cls": ["<|im_start|>", 1]}
+    config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    folder = write_folder(tmp_path, definition, tokenizer_config=config)
+    ids = Tokenizer.from_metadata(tokenizer_metadata(folder)).encode("a")
+    assert ids == tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode("a").ids
+
+
 BROKEN: dict[str, tuple[Any, str]] = {
     "no json": ("{", "tokenizer.json: is not valid JSON"),
     "not an object": ("[]", "must hold a JSON object"),
@@ -274,6 +290,32 @@ BROKEN: dict[str, tuple[Any, str]] = {
     ),
     "an added number": ({**byte_level_json(), "added_tokens": [7]}, r"added_tokens\[0\] must be an object"),
     "added tokens a text": ({**byte_level_json(), "added_tokens": "x"}, "added_tokens must be a list"),
+    "an added token in the place of another": (
+        {**byte_level_json(), "added_tokens": [{"id": 300, "content": "<new>", **FLAGS}]},
+        "id 300 is both '.+' and the added token '<new>'",
+    ),
+    "two added tokens of one id": (
+        {**byte_level_json(), "added_tokens": [{"id": 600, "content": text, **FLAGS} for text in ("<a>", "<b>")]},
+        "id 600 is both '<a>' and the added token '<b>'",
+    ),
+    "an added token of two ids": (
+        {**byte_level_json(), "added_tokens": [{"id": token_id, "content": "<a>", **FLAGS} for token_id in (600, 601)]},
+        "the added token '<a>' has the ids 600 and 601",
+    ),
+    "an unknown post-processor": ({**byte_level_json(), "post_processor": {"type": "New"}}, "none that hotloop has: .*New"),
+    "two templates": (
+        {**byte_level_json(), "post_processor": {"type": "Sequence", "processors": [around("<s>"), around("<s>")]}},
+        "none that hotloop has: .*TemplateProcessing",
+    ),
+    "a template without a text": (
+        {**byte_level_json(), "post_processor": {"type": "TemplateProcessing", "single": []}},
+        "none that hotloop has",
+    ),
+    "a prefix of no token": ({**byte_level_json(), "post_processor": around("<s>")}, "puts '<s>' beside every text"),
+    "a suffix that is no end": (
+        {**byte_level_json(), "post_processor": around(after="<|im_start|>")},
+        "puts '<|im_start|>' beside every text",
+    ),
     "whole words": (
         {**byte_level_json(), "added_tokens": [{"id": 1, "content": "x", **FLAGS, "single_word": True}]},
         "single_word, which hotloop does not implement",
@@ -316,6 +358,9 @@ def test_what_is_malformed_or_unknown_is_refused(tmp_path: Path, name: str) -> N
         ({"tokenizer_config": {"chat_template": 5}}, "chat_template must be a text, not 5"),
         ({"tokenizer_config": {"added_tokens_decoder": [1]}}, "added_tokens_decoder must be an object"),
         ({"tokenizer_config": {"added_tokens_decoder": {"x": {"content": "y"}}}}, r"added_tokens\[0\] needs an id"),
+        ({"generation_config": {"eos_token_id": "2"}}, "generation_config.json: eos_token_id must be .*, not '2'"),
+        ({"config": {"eos_token_id": [2, 2.0]}}, r"config.json: eos_token_id must be a token id or a list .*\[2, 2.0\]"),
+        ({"config": {"bos_token_id": True}}, "bos_token_id must be .*, not True"),
         ({"generation_config": {"eos_token_id": [2, 600]}}, "eos_token_id 600 is outside the vocabulary of 502"),
     ],
 )
@@ -329,6 +374,11 @@ def test_files_over_the_limit_are_not_read(tmp_path: Path) -> None:
     with (folder / "tokenizer.json").open("r+b") as file:
         file.truncate(1 << 40)  # a hole: next to nothing on the disk
     with pytest.raises(ModelFileError, match="has more than 67108864 bytes"):
+        tokenizer_metadata(folder)
+    write_folder(folder, byte_level_json())
+    with (folder / "chat_template.jinja").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ModelFileError, match="has more than 1048576 bytes"):
         tokenizer_metadata(folder)
 
 

@@ -267,6 +267,10 @@ ROWS_4 = packed_rows(np.zeros((ROWS, COLUMNS), np.int64), np.ones((ROWS, 2), np.
         (GPTQ, packed(qzeros=ints(np.zeros((2, 11)))), r"its zeros are I32 \[2, 11\], not I32 of \[2, 12\]"),
         (GPTQ, packed(qweight=("F32", (8, 96), bytes(8 * 96 * 4))), r"is F32 \[8, 96\], not a matrix of I32"),
         (GPTQ, packed(qweight=ints(np.zeros(96))), r"is I32 \[96\], not a matrix of I32"),
+        (GPTQ, packed(qweight=ints(np.zeros((8, 36)))), "holds 36 x 64 codes of 4 bits, whose zeros fill no whole words"),
+        (GPTQ, packed(qweight=ints(np.zeros((0, 96)))), "holds 96 x 0 codes"),
+        (GPTQ | {"desc_act": True}, packed(), r"'desc_act' \(True\) is not read without g_idx"),
+        (GPTQ, packed(scales=stored("F16", np.full((2, 96), np.inf))), "its scales are no float16 numbers"),
         (GPTQ, packed(scales=stored("F32", np.full((2, 96), 0.1))), "its scales are no float16 numbers"),
         (GPTQ, packed(scales=stored("BF16", np.full((2, 96), 1e30))), "its scales are no float16 numbers"),
         (GPTQ, packed(g_idx=ints(np.arange(64) % 2)), r"columns of its groups are not in order \(desc_act\)"),
@@ -283,6 +287,7 @@ ROWS_4 = packed_rows(np.zeros((ROWS, COLUMNS), np.int64), np.ones((ROWS, 2), np.
         (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": ints(POWERS * 0)}, "its scale is I32"),
         (FP8 | {"weight_block_size": [0, 1]}, {"weight": e4m3(finite_codes())}, "'weight_block_size' .* must be two sizes"),
         (COMPRESSED | {"format": "nvfp4-pack-quantized"}, packed(), "of compressed-tensors is not read"),
+        (W4A16 | {"transform_config": {"config_groups": {"u": {}}}}, ROWS_4, "'transform_config' .* is not implemented"),
         (W4A16 | {"config_groups": {}}, ROWS_4, "'config_groups' .* must be one group"),
         (W4A16 | {"config_groups": {"a": {}, "b": {}}}, ROWS_4, "'config_groups' .* must be one group"),
         (of_weights(num_bits=2), ROWS_4, r"'num_bits' \(2\) is not read"),
@@ -299,6 +304,13 @@ def test_what_is_refused(tmp_path: Path, config: dict[str, Any], parts: dict[str
     path = quantized_folder(tmp_path / "f", {LAYER: parts}, config)
     with pytest.raises(ModelFileError, match=message):
         open_model(path)
+
+
+def test_a_single_group_has_no_order(tmp_path: Path) -> None:
+    layer = random_layer(group=COLUMNS)
+    path = quantized_folder(tmp_path / "f", {LAYER: gptq(*layer)}, GPTQ | {"desc_act": True, "group_size": -1})
+    with open_model(path) as folder:
+        assert (values(folder, "blk.0.ffn_gate.weight") == expected(*layer, COLUMNS)).all()
 
 
 def test_a_g_idx_in_order_says_nothing(tmp_path: Path) -> None:
