@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,6 +140,7 @@ def test_what_a_user_gets_wrong(source: Path, tmp_path: Path, environment: dict[
         ((source, out, "--type", "q9"), "'q9' is unknown; choose one of"),
         ((source, source, "--type", "q8_0", "--force"), "is the model itself"),
         ((quantized, out, "--type", "q4_0"), "quantized already"),
+        ((source, out, "--type", "q8_0", "--threads", "0"), "threads is 0; it must be an integer from 1 to 1024"),
     ):
         result = hotloop_command(environment, "quantize", *args)
         assert (result.returncode, result.stdout) == (1, "")
@@ -147,6 +149,11 @@ def test_what_a_user_gets_wrong(source: Path, tmp_path: Path, environment: dict[
     forced = hotloop_command(environment, "quantize", quantized, out, "--type", "q4_0", "--allow-requantize", "--no-report")
     assert forced.returncode == 0, forced.stderr
     assert "Q8_0 where rows are no multiple of the type's superblock: output.weight" in forced.stdout
+    assert "no smaller than the source" not in forced.stdout
+    out.unlink()
+    larger = hotloop_command(environment, "quantize", quantized, out, "--type", "q8_0", "--allow-requantize", "--no-report")
+    sizes = r"that is no smaller than the source: its weights take [\d.]+ MB, those of the result [\d.]+ MB\n"
+    assert re.search(sizes, larger.stdout), larger.stdout
     result = hotloop_command(environment, "run", quantized, "hi", "--quantize", "q4_0")
     assert result.returncode == 1
     assert "quantized already" in result.stderr

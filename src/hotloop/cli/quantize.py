@@ -116,6 +116,12 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         f"{facts['path']}: {facts['type']}, {facts['file_bytes'] / 1e6:.1f} MB of {facts['source_bytes'] / 1e6:.1f} MB, in "
         f"{facts['quantize_s']:.1f} s ({formats})"
     )
+    nbytes = sum(facts["tensor_bytes_by_format"].values())
+    if nbytes >= facts["source_bytes"]:
+        yield (
+            f"that is no smaller than the source: its weights take {facts['source_bytes'] / 1e6:.1f} MB, those of the result "
+            f"{nbytes / 1e6:.1f} MB"
+        )
     by_format: dict[str, list[str]] = {}
     for name, format in facts["fallbacks"].items():
         by_format.setdefault(format, []).append(name)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop import _native
+from hotloop.config import EngineConfig
 from hotloop.errors import InvalidRequestError, ModelFileError
-from hotloop.machine import default_num_threads
 from hotloop.quant.formats import DEQUANTIZABLE_FORMATS, WEIGHT_FORMATS, dequantize
 from hotloop.weights.model_file import MetadataValue, ModelFile, TensorInfo, quote
 from hotloop.weights.open_model import open_model
@@ -49,8 +49,8 @@ class QuantizedModel(ModelFile):
         """name: a key of QUANTIZATIONS. requantize: also take weights that are quantized already; what the first
         quantization lost stays lost. progress: told about every piece.
 
-        Raises: InvalidRequestError for an unknown name; ModelFileError for a source that is quantized already, unless
-        `requantize`, or in formats nobody can read.
+        Raises: InvalidRequestError for an unknown name or a number of threads that is none; ModelFileError for a source that
+        is quantized already, unless `requantize`, or in formats nobody can read.
         """
         self.quantization = _quantization(name)
         facts = _facts(source)
@@ -66,7 +66,7 @@ class QuantizedModel(ModelFile):
         super().__init__(source.path, source.paths, metadata, tensors, source.nbytes)
         self.source = source
         self.fallbacks = [info.name for info in changed if is_fallback(self.quantization, info.name, info.shape, facts)]
-        self._threads = threads or default_num_threads()
+        self._threads = EngineConfig(threads=threads).num_threads
         self._team: _native.ThreadTeam | None = None
         self._progress = progress
         self._done_bytes = 0

@@ -1,6 +1,7 @@
 """A model written as one GGUF file: all of it or nothing."""
 
 import errno
+import fcntl
 import os
 import shutil
 from collections import namedtuple
@@ -82,6 +83,46 @@ def test_a_file_that_appears_meanwhile_stays(path: Path, tmp_path: Path, monkeyp
         write_model(model, target)
     assert target.read_text() == "theirs"
     assert left(tmp_path) == {"in.gguf", "out.gguf"}
+
+
+def test_a_link_to_nothing_is_found_before_the_work(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.gguf"
+    target.symlink_to("nowhere.gguf")
+    with GGUFFile.open(path) as model:
+        with pytest.raises(InvalidRequestError, match=r"out\.gguf exists; give another name, or --force"):
+            write_model(model, target)
+        assert target.is_symlink()
+        write_model(model, target, overwrite=True)
+    assert not target.is_symlink()
+    assert left(tmp_path) == {"in.gguf", "out.gguf"}
+
+
+def test_the_name_of_a_part_is_none_for_the_whole(path: Path, tmp_path: Path) -> None:
+    with GGUFFile.open(path) as model:
+        with pytest.raises(InvalidRequestError, match="the name of one of 2 parts, and the result is one file"):
+            write_model(model, tmp_path / "out-00001-of-00002.gguf")
+        write_model(model, tmp_path / "out-00001-of-00001.gguf")
+    GGUFFile.open(tmp_path / "out-00001-of-00001.gguf").close()
+
+
+def test_what_a_killed_process_has_left_goes_and_what_is_being_written_stays(path: Path, tmp_path: Path) -> None:
+    own = f".out.gguf.{os.getpid()}.partial"  # in a container the next process often has the number of the last
+    for name in (own, ".out.gguf.123.partial", ".out.gguf.mine.partial", ".other.gguf.123.partial", ".out.gguf.7.partial"):
+        (tmp_path / name).write_bytes(b"x")
+    with GGUFFile.open(path) as model, (tmp_path / ".out.gguf.7.partial").open("rb") as written:
+        fcntl.flock(written, fcntl.LOCK_EX)
+        write_model(model, tmp_path / "out.gguf")
+    rest = {".out.gguf.mine.partial", ".other.gguf.123.partial", ".out.gguf.7.partial"}
+    assert left(tmp_path) == {"in.gguf", "out.gguf", *rest}
+
+
+def test_two_writers_of_one_name_keep_out_of_each_others_way(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.gguf"
+    with GGUFFile.open(path) as model, model_writer._partial_file(target, False) as file:
+        with pytest.raises(InvalidRequestError, match="cannot be written: File exists"):  # of a process of the same number
+            write_model(model, target)
+        file.write(b"first")
+    assert target.read_bytes() == b"first"
 
 
 def test_what_is_no_file_is_never_replaced(path: Path, tmp_path: Path) -> None:
