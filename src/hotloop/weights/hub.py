@@ -17,7 +17,7 @@ from hotloop.errors import DownloadError
 from hotloop.weights.catalog import HubSource
 from hotloop.weights.model_folder import needed_files
 from hotloop.weights.receive import receive, refusal
-from hotloop.weights.reference import HubReference, choose_file
+from hotloop.weights.reference import HubReference, choose_file, stays_inside
 from hotloop.weights.transfer import Reporter, SourceUnavailableError, WrongBytesError, resumable_file
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def find(reference: HubReference, deadline_s: float) -> HubSource | HubFolder:
         str(reference),
         deadline_s,
     )
-    siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or () if stays_inside(sibling.rfilename)}
     if (file := choose_file(list(siblings))) is not None:
         return HubSource(reference.repo, file, revision)
     gguf = sorted(f for f in siblings if f.endswith(".gguf"))

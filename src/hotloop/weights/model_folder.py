@@ -1,4 +1,4 @@
-"""Hugging Face model folders: which files make one, and the note that a pull leaves in its own."""
+"""Hugging Face model folders: which files make one, and the notes that pulls leave about what is theirs."""
 
 import json
 import re
@@ -93,6 +93,25 @@ def read_note(folder: Path) -> PullNote | None:
     """The note that a pull left in a folder; None for a folder of another origin."""
     try:
         value = json.loads((folder / NOTE).read_text())
-        return PullNote(value["commit"], {name: (int(size), digest) for name, (size, digest) in value["files"].items()})
+        note = PullNote(value["commit"], {name: (int(size), digest) for name, (size, digest) in value["files"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    # As pulls write it; one that names files elsewhere is not theirs.
+    return None if any("/" in name or name in ("", ".", "..") for name in note.files) else note
+
+
+def pulled_mark(file: Path) -> Path:
+    """What a pull leaves beside a GGUF file of its own: a file with its size."""
+    return file.with_name(f".{file.name}.pulled")
+
+
+def mark_pulled(file: Path) -> None:
+    pulled_mark(file).write_text(str(file.stat().st_size))
+
+
+def is_pulled(file: Path) -> bool:
+    """Whether a pull has put the GGUF file there, and nobody another one of that name since."""
+    try:
+        return pulled_mark(file).read_text() == str(file.stat().st_size)
+    except (OSError, ValueError):
+        return False

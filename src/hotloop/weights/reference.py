@@ -53,11 +53,12 @@ def parse_reference(model: str) -> HubReference | OllamaReference | None:
     """
     if model.startswith("hf:"):
         match = _HUB.fullmatch(model)
-        if match is None or not _is_plain(match["file"]):
+        file = None if match is None else match["file"]
+        if match is None or not (file is None or (file.endswith(".gguf") and stays_inside(file))):
             raise ModelNotFoundError(f"{model!r:.200} is no hub reference: write hf:owner/repo[/file.gguf]")
         if any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in model.split("/")):
             raise ModelNotFoundError(f"{model!r:.200} is no hub reference: a name in it has over {_MAX_PART_BYTES} bytes")
-        return HubReference(f"{match['owner']}/{match['repo']}", match["file"], match["revision"])
+        return HubReference(f"{match['owner']}/{match['repo']}", file, match["revision"])
     if model.startswith("ollama:"):
         match = _OLLAMA.fullmatch(model)
         if match is None:
@@ -66,12 +67,9 @@ def parse_reference(model: str) -> HubReference | OllamaReference | None:
     return None
 
 
-def _is_plain(file: str | None) -> bool:
-    """Whether a file inside a repository is a relative .gguf path that stays inside it."""
-    if file is None:
-        return True
-    parts = PurePosixPath(file).parts
-    return file.endswith(".gguf") and ".." not in parts and not file.startswith("/") and "\\" not in file
+def stays_inside(file: str) -> bool:
+    """Whether the path of a repository's file leads nowhere else on this machine."""
+    return ".." not in PurePosixPath(file).parts and not file.startswith("/") and "\\" not in file and "\0" not in file
 
 
 def choose_file(files: list[str]) -> str | None:

@@ -1,13 +1,13 @@
 """`rm`: delete what `pull` has fetched, and nothing else."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hotloop.errors import ModelNotFoundError
 from hotloop.weights import cache, discover
 from hotloop.weights.catalog import catalog
-from hotloop.weights.model_folder import NOTE, read_note
+from hotloop.weights.model_folder import NOTE, is_pulled, pulled_mark, read_note
 from hotloop.weights.pull import lock_name
 from hotloop.weights.reference import HubReference, parse_reference, split_parts
 from hotloop.weights.resolve import locate, pulled_path
@@ -16,6 +16,8 @@ from hotloop.weights.transfer import Reporter, SilentReporter, disk_errors, part
 
 def remove(model: str, reporter: Reporter | None = None) -> int:
     """Delete MODEL's files in hotloop's folder, unfinished ones included; the number of bytes that this freed.
+
+    A repository stands for what pulls say they have put there; a file that is named itself goes whoever put it there.
 
     Raises ModelNotFoundError for a model that is not there, naming who has it where another program does, or which file
     is to be named; DownloadError where the folder cannot be written.
@@ -56,15 +58,15 @@ def _paths(model: str) -> Iterator[Path]:
 
 
 def _whole_repository(model: str, folder: Path) -> Iterator[Path]:
-    """What pulls have put into a repository's folder: what their note lists, else its one GGUF file; and what is unfinished."""
+    """What pulls say they have put into a repository's folder, a model folder or one GGUF file; and what is unfinished."""
     noted = list(_noted_files(folder))
-    files = [] if noted else sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.gguf"))
-    firsts = sorted({split_parts(file)[0] for file in files})
-    if len(firsts) > 1:
-        listing = "".join(f"\n  {model}/{file}" for file in firsts)
-        raise ModelNotFoundError(f"{model}: name one of the {len(firsts)} files that were pulled from there:{listing}")
+    files = [] if noted else [path for path in folder.rglob("*.gguf") if is_pulled(path)]
+    if len(firsts := _firsts(folder, files)) > 1:
+        raise ModelNotFoundError(
+            f"{model}: name one of the {len(firsts)} files that were pulled from there:{_listing(model, firsts)}"
+        )
     yield from noted
-    yield from (folder / file for file in files)
+    yield from (path for file in files for path in _with_partial(file))
     yield from (path for ending in partial_paths(Path("*")) for path in folder.rglob(ending.name))
 
 
@@ -72,8 +74,7 @@ def _noted_files(folder: Path) -> Iterator[Path]:
     """Files that the pull of a model folder has fetched or begun; none in a folder of another origin."""
     if (note := read_note(folder)) is not None:
         for name in note.files:
-            if "/" not in name:  # as pulls write it; a note that says otherwise is not theirs
-                yield from _with_partial(folder / name)
+            yield from _with_partial(folder / name)
         yield folder / NOTE
 
 
@@ -83,7 +84,16 @@ def _parts(file: Path) -> Iterator[Path]:
 
 
 def _with_partial(path: Path) -> Iterator[Path]:
-    yield from (path, *partial_paths(path))
+    yield from (path, *partial_paths(path), pulled_mark(path))
+
+
+def _firsts(folder: Path, files: Iterable[Path]) -> list[str]:
+    """The models in files below a folder, as names there: of split ones the first part."""
+    return sorted({split_parts(path.relative_to(folder).as_posix())[0] for path in files})
+
+
+def _listing(model: str, files: Iterable[str]) -> str:
+    return "".join(f"\n  {model}/{file}" for file in files)
 
 
 def _is_folder(path: Path) -> bool:
@@ -91,6 +101,11 @@ def _is_folder(path: Path) -> bool:
 
 
 def _not_ours(model: str) -> str:
+    reference = parse_reference(model) if model.lower() not in catalog() else None
+    if isinstance(reference, HubReference) and reference.file is None:
+        folder = pulled_path(reference, ".")
+        if files := _firsts(folder, folder.rglob("*.gguf")):
+            return f"{model}: no pull says that it put these files there; name the one to delete:{_listing(model, files)}"
     path = locate(model)
     if path is None:
         return f"{model} is not on this machine: `hotloop list` shows what is"

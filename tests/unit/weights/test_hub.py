@@ -214,6 +214,15 @@ def test_file_of_a_repository_is_chosen(hub_server) -> None:
     assert hub.find(HubReference("a/b", "x.gguf", "v1"), DEADLINE_S) == HubSource("a/b", "x.gguf", "v1")
 
 
+@pytest.mark.parametrize("name", ["../../../evil.gguf", "/tmp/evil.gguf", "a\\b.gguf", "a/../../evil.gguf", "a\0b.gguf"])
+def test_files_whose_names_lead_elsewhere_are_none(hub_server, name) -> None:
+    hub_server.add("a/b", name, b"")
+    with pytest.raises(DownloadError, match="holds neither a GGUF file nor"):
+        hub.find(HubReference("a/b"), DEADLINE_S)
+    hub_server.add("a/b", "m.gguf", b"")
+    assert hub.find(HubReference("a/b"), DEADLINE_S) == HubSource("a/b", "m.gguf")
+
+
 def test_a_choice_that_is_not_obvious_is_left_to_the_user(hub_server) -> None:
     hub_server.add("a/b", "m-IQ2_M.gguf", b"")
     hub_server.add("a/b", "m-IQ3_M.gguf", b"")

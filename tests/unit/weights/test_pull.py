@@ -100,7 +100,8 @@ def test_split_model_comes_whole_and_what_is_there_stays(machine, hub_server) ->
     (folder / "m-00002-of-00003.gguf").write_bytes(TINY)
     assert pull("hf:a/b/m-00001-of-00003.gguf") == folder / "m-00001-of-00003.gguf"
     assert len(hub_server.downloads) == 2
-    assert len(list(folder.iterdir())) == 3
+    assert len(list(folder.glob("*.gguf"))) == 3
+    assert {path.name for path in folder.glob(".*")} == {f".m-0000{part}-of-00003.gguf.pulled" for part in (1, 3)}
 
 
 def test_two_pulls_at_once_download_once(hub_server, monkeypatch) -> None:

@@ -1,6 +1,9 @@
+import json
+
 import pytest
 
 from hotloop.errors import ModelNotFoundError
+from hotloop.weights.model_folder import NOTE
 from hotloop.weights.pull import pull
 from hotloop.weights.remove import remove
 from hotloop.weights.resolve import locate
@@ -35,8 +38,8 @@ def test_files_of_a_repository(machine, hub_server) -> None:
     pull("hf:a/b/s-00001-of-00002.gguf")
     with pytest.raises(ModelNotFoundError, match=r"(?s)name one of the 2 files.*\n  hf:a/b/s-00001-of-00002.gguf"):
         remove("hf:a/b")
-    assert remove("hf:a/b/s-00001-of-00002.gguf") == 2 * len(TINY)
-    assert everything(machine) == ["a", "a/b", "a/b/m-Q8_0.gguf"]
+    assert remove("hf:a/b/s-00001-of-00002.gguf") == 2 * (len(TINY) + len(str(len(TINY))))  # and the marks of both
+    assert everything(machine) == ["a", "a/b", "a/b/.m-Q8_0.gguf.pulled", "a/b/m-Q8_0.gguf"]
     remove("hf:a/b")
     assert everything(machine) == []
 
@@ -90,8 +93,46 @@ def test_what_pulls_did_not_put_into_their_folders_stays(machine, hub_server) ->
     remove("hf:a/b")
     assert everything(machine) == ["a", "a/b", "a/b/mine.gguf", "a/b/notes", "a/b/notes/mine.txt"]
     (folder / "config.json.partial").write_bytes(b"x")
-    remove("hf:a/b")
+    assert remove("hf:a/b") == 1
+    rest = ["a", "a/b", "a/b/mine.gguf", "a/b/notes", "a/b/notes/mine.txt"]
+    assert everything(machine) == rest
+    with pytest.raises(ModelNotFoundError, match=r"no pull says that it put these files there; name .*\n  hf:a/b/mine.gguf$"):
+        remove("hf:a/b")
+    assert everything(machine) == rest
+    assert remove("hf:a/b/mine.gguf") == len(TINY)  # named itself, it goes whoever put it there
     assert everything(machine) == ["a", "a/b", "a/b/notes", "a/b/notes/mine.txt"]
+
+
+def test_a_file_of_ones_own_stays_beside_a_pulled_one_and_in_its_place(machine, hub_server) -> None:
+    hub_server.add("a/b", "m-Q4_0.gguf", TINY)
+    pulled = pull("hf:a/b")
+    mine = pulled.with_name("mine.gguf")
+    mine.write_bytes(TINY)
+    remove("hf:a/b")
+    assert everything(machine) == ["a", "a/b", "a/b/mine.gguf"]
+    mine.unlink()
+    pull("hf:a/b")
+    pulled.write_bytes(TINY + b"mine")
+    with pytest.raises(ModelNotFoundError, match="no pull says that it put these files there"):
+        remove("hf:a/b")
+    assert pulled.exists()
+
+
+def test_a_note_that_names_files_elsewhere_is_no_pulls(machine, hub_server) -> None:
+    for name in ("config.json", "model.safetensors"):
+        hub_server.add("a/b", name, b"{}")
+    folder = pull("hf:a/b")
+    note = json.loads((folder / NOTE).read_text())
+    victim = machine.models / "victim"
+    victim.write_text("mine")
+    (folder / NOTE).write_text(json.dumps({**note, "files": {**note["files"], "../../victim": [4, None]}}))
+    with pytest.raises(ModelNotFoundError, match="is no file that hotloop has pulled"):
+        remove("hf:a/b")
+    (folder / "config.json").unlink()
+    pull("hf:a/b")
+    assert victim.read_text() == "mine"
+    remove("hf:a/b")
+    assert everything(machine) == ["victim"]
 
 
 @pytest.mark.parametrize("by_path", [False, True])
