@@ -21,7 +21,7 @@ def command(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Requests, one JSON object a line.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Answers, in the order in which they are done.")],
     model: Annotated[
-        str | None, typer.Option(help="Answers all lines. Default: the model that the lines name.")
+        str | None, typer.Option(help="Answers all lines; needed where none of them names a model. Default: the one they name.")
     ] = None,
     max_num_seqs: opt.MaxNumSeqs = 32,
     max_num_batched_tokens: opt.MaxNumBatchedTokens = 512,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hotloop.engine.llm import LLM
     from hotloop.sampling_params import SamplingParams
 
-_HELP = "Ctrl-C stops an answer, /reset starts over, /exit or Ctrl-D leaves."
+_HELP = "Ctrl-C stops an answer, /reset starts over, /help shows this, /exit or Ctrl-D leaves."
 
 
 def command(
@@ -38,7 +38,7 @@ def command(
     isa: opt.Isa = None,
     yes: opt.Yes = False,
 ) -> None:
-    """Chat with a model. Ctrl-C stops an answer, /reset starts over, /exit or Ctrl-D leaves."""
+    """Chat with a model. Ctrl-C stops an answer, /reset starts over, /help tells this, /exit or Ctrl-D leaves."""
     params = opt.sampling(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens, stop=stop,
         others=others,
@@ -76,6 +76,9 @@ def converse(llm: LLM, params: SamplingParams, system: str | None) -> None:
             continue
         if text.strip() in ("/exit", "/quit"):
             return
+        if text.strip() == "/help":
+            print(_HELP, file=sys.stderr)
+            continue
         if text.strip() == "/reset":
             messages = list(opening)
             continue

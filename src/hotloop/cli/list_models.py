@@ -85,7 +85,7 @@ def _cell(row: dict[str, Any], column: str) -> str:
             return ", ".join(row["sources"])
         case "here":
             return "yes" if row["path"] else ""
-    return printable(str(row[column]))
+    return printable(str(row[column])).replace("\n", r"\n")
 
 
 def _table(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:

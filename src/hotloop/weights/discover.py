@@ -7,10 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hotloop.errors import ModelNotFoundError
 from hotloop.weights import cache
 from hotloop.weights.catalog import catalog
 from hotloop.weights.model_folder import folder_bytes, is_model_folder
-from hotloop.weights.reference import REVISION_SLASH, SPLIT_FILE, HubReference, OllamaReference, split_parts
+from hotloop.weights.reference import (
+    REVISION_SLASH,
+    SPLIT_FILE,
+    HubReference,
+    OllamaReference,
+    parse_reference,
+    split_parts,
+)
 
 _OLLAMA_MODEL_LAYER = "application/vnd.ollama.image.model"
 _MAX_CONFIG_BYTES = 1 << 20
@@ -43,20 +51,28 @@ def scan_own() -> Iterator[FoundModel]:
     names = {entry.file: entry.name for entry in catalog().values()}
     for path in _gguf_files(root):
         relative = path.relative_to(root)
-        if len(relative.parts) == 1:
-            yield _found(names.get(path.name, str(path)), path, "hotloop")
-        elif len(relative.parts) >= 3:
+        if len(relative.parts) < 3:
+            yield _found(names.get(str(relative), str(path)), path, "hotloop")
+        else:
             reference = _own_reference(relative.parts[0], relative.parts[1], "/".join(relative.parts[2:]))
-            yield _found(str(reference), path, "hotloop")
+            yield _found(_argument(reference, path), path, "hotloop")
     for owner in _subfolders(root):
         for folder in _subfolders(owner):
             if is_model_folder(folder):
-                yield _found_folder(str(_own_reference(owner.name, folder.name)), folder, "hotloop")
+                yield _found_folder(_argument(_own_reference(owner.name, folder.name), folder), folder, "hotloop")
 
 
 def _own_reference(owner: str, folder: str, file: str | None = None) -> HubReference:
     repo, _, revision = folder.partition("@")
     return HubReference(f"{owner}/{repo}", file, revision.replace(REVISION_SLASH, "/") or None)
+
+
+def _argument(reference: HubReference, path: Path) -> str:
+    """What to write as MODEL: the path where names of folders and files are such that they spell no reference."""
+    try:
+        return str(reference) if parse_reference(str(reference)) == reference else str(path)
+    except ModelNotFoundError:
+        return str(path)
 
 
 def hugging_face_cache() -> Path:
@@ -86,7 +102,7 @@ def scan_hugging_face() -> Iterator[FoundModel]:
                 revision = snapshot.name if file in seen else None
                 seen.add(file)
                 reference = HubReference(f"{parts[1]}/{parts[2]}", file, revision)
-                yield _found(str(reference), path, "Hugging Face cache")
+                yield _found(_argument(reference, path), path, "Hugging Face cache")
             if _is_language_model(snapshot):
                 revision = snapshot.name if "" in seen else None
                 seen.add("")

@@ -66,6 +66,15 @@ def test_each_turn_sees_the_whole_conversation(monkeypatch, capsys) -> None:
     assert capsys.readouterr().out == "answer 1\nanswer 2\nanswer 3\n"
 
 
+def test_help_is_answered_without_the_model(monkeypatch, capsys) -> None:
+    llm = FakeLLM()
+    chat(monkeypatch, llm, "one\n /help \ntwo /help\n")
+    assert llm.seen == [turns("one"), turns("one", "answer 1", "two /help")]
+    shown = capsys.readouterr()
+    assert shown.out == "answer 1\nanswer 2\n"
+    assert "/reset starts over" in shown.err
+
+
 def test_a_stopped_answer_stays_as_far_as_it_came(monkeypatch, capsys) -> None:
     llm = FakeLLM({1: KeyboardInterrupt()})
     chat(monkeypatch, llm, "one\ntwo\n/exit\nnever\n")

@@ -40,8 +40,11 @@ def test_list_shows_what_to_write_as_model(machine, monkeypatch, capsys) -> None
 
 def test_names_of_files_cannot_steer_the_terminal(machine, monkeypatch, capsys) -> None:
     machine.add_hugging_face("a/b", "\x1b[2Jx\udcff.gguf", GGUF)
+    machine.add_hugging_face("a/b", "y\nhf:a/z.gguf", GGUF)
     assert run(monkeypatch, "list") == 0
-    assert "hf:a/b/\\x1b[2Jx\\udcff.gguf" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "hf:a/b/\\x1b[2Jx\\udcff.gguf" in out
+    assert "y\\nhf:a/z.gguf" in out  # nor make up a row
 
 
 def test_list_of_the_catalog(machine, monkeypatch, capsys) -> None:

@@ -37,6 +37,23 @@ def test_hugging_face_cache(machine) -> None:
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["x.gguf", "mine/x.gguf", "My models/x y/z.gguf", "-a/b/x.gguf", "a/b@v1--x/y.gguf", "a/b/x\ny.gguf", "hf:a/b/x.gguf"],
+)
+def test_files_of_ones_own_have_names_that_mean_them(machine, name) -> None:
+    path = write(machine.models / name, GGUF)
+    assert list(by_model()) == [str(path)]
+    assert resolve(str(path)) == path
+
+
+def test_a_folder_of_ones_own_has_a_name_that_means_it(machine) -> None:
+    for name in ("config.json", "model.safetensors"):
+        write(machine.models / "My models" / "mine" / name, b"{}")
+    (name,) = by_model()
+    assert resolve(name) == machine.models / "My models" / "mine"
+
+
+@pytest.mark.parametrize(
     ("variable", "below"), [("HF_HUB_CACHE", ""), ("HF_HOME", "hub"), ("XDG_CACHE_HOME", "huggingface/hub")]
 )
 def test_hugging_face_cache_elsewhere(machine, monkeypatch, tmp_path, variable, below) -> None:
