@@ -98,11 +98,14 @@ def test_forced_tokens_change_nothing_but_the_number_of_steps(
         {"stop": "story", "min_tokens": 30}, {"stop": "f the s", "min_tokens": 14},
         *({"max_tokens": n} for n in (1, 2, 3, 4, 9, 17, 18, 19)),
         {"stop_token_ids": [ord("e"), ord(",")]}, {"bad_words": ["story"]}, {"logprobs_mode": "processed", "top_k": 3},
-        {"temperature": 0, "repetition_penalty": 3.0}, {"mirostat": 2}, {"prompt_logprobs": 2},
+        {"temperature": 0, "repetition_penalty": 3.0}, {"mirostat": 2}, {"mirostat": 2, "temperature": 0},
+        {"prompt_logprobs": 2},
     ],
     ids=repr,
 )  # fmt: skip
-def test_whatever_else_the_request_asks_for(model: Path, undrafted: LLM, params: dict[str, Any]) -> None:
+def test_whatever_else_the_request_asks_for(
+    model: Path, undrafted: LLM, params: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     """Ends of every kind inside the drafts; text, ids, logprobs and reasons are cut at one place."""
     request = replace(FORMED, structured_outputs=WORDY, **params)
     llm = LLM(model)
@@ -120,7 +123,8 @@ def test_whatever_else_the_request_asks_for(model: Path, undrafted: LLM, params:
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [i for chunk in chunks for i in chunk.token_ids] == whole.token_ids
     assert [e for chunk in chunks for e in chunk.logprobs or ()] == whole.logprobs
-    if request.mirostat or request.max_tokens in (1, 2):
+    assert not caplog.records, "nothing failed on the way"
+    if (request.mirostat and request.temperature) or request.max_tokens in (1, 2):
         assert Exercised(llm._core).draft_tokens == 0
 
 

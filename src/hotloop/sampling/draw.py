@@ -23,8 +23,8 @@ class Row(NamedTuple):
 
     mask: uint32 [ceil(vocab_size / 32)], bit id % 32 of word id / 32: whether the id is allowed here; None: all are.
     draft_token_ids: drafts between the state's output and this row, as if they had been pushed; k drafts of one request
-    are verified by k + 1 rows with 0 to k of them. Not with mirostat, where a row has to know what the row before it drew.
-    A tuple, since every token makes one.
+    are verified by k + 1 rows with 0 to k of them. Not with mirostat, where a row has to know what the row before it drew
+    (greedy drawing is none). A tuple, since every token makes one.
     """
 
     state: SamplerState
@@ -123,7 +123,7 @@ def edits_of(row: Row) -> Edits | None:
     if not row.draft_token_ids:
         edits = state.edits
     else:
-        assert not state.draw_params.mirostat
+        assert not (state.draw_params.mirostat and state.draw_params.temperature), "its mu would be unknown"
         for token_id in row.draft_token_ids:
             state.push(token_id)
         edits = state.edits
