@@ -143,19 +143,35 @@ class UntoldError(Exception):
         raise RuntimeError("no message")
 
 
+class Untold:
+    """A function that cannot even be asked what parameters it has."""
+
+    @property
+    def __signature__(self) -> Any:
+        raise SystemExit(3)
+
+    @property
+    def __name__(self) -> str:
+        raise SystemExit(4)
+
+    def __call__(self, output_token_ids: Sequence[int], logits: Any) -> Any:
+        raise SystemExit(5)
+
+
 NO_EXCEPTIONS = [SystemExit, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt]
 
 
-@pytest.mark.parametrize("error", [*NO_EXCEPTIONS, UntoldError])
-def test_whatever_is_raised_ends_one_request_only(model: Path, alone: LLM, error: type[BaseException]) -> None:
+@pytest.mark.parametrize("error", [*NO_EXCEPTIONS, UntoldError, None])
+def test_whatever_is_raised_ends_one_request_only(model: Path, alone: LLM, error: type[BaseException] | None) -> None:
     def fails(output_token_ids: Sequence[int], logits: Any) -> Any:
-        if len(output_token_ids) == 2:
+        if error is not None and len(output_token_ids) == 2:
             raise error()
         return logits
 
     async def both() -> list[Any]:
         async with AsyncLLM(model) as llm:
-            bad = llm.answer(PROMPT, replace(PARAMS, logits_processors=[fails]))
+            function = Untold() if error is None else fails
+            bad = llm.answer(PROMPT, replace(PARAMS, logits_processors=[function]))
             return [
                 *await asyncio.wait_for(asyncio.gather(llm.answer(PROMPT, PARAMS), bad, return_exceptions=True), 30),
                 await asyncio.wait_for(llm.answer(PROMPT, PARAMS), 30),
@@ -163,7 +179,7 @@ def test_whatever_is_raised_ends_one_request_only(model: Path, alone: LLM, error
 
     beside, failed, after = asyncio.run(both())
     assert isinstance(failed, InvalidRequestError), failed
-    assert error.__name__ in str(failed)
+    assert (SystemExit if error is None else error).__name__ in str(failed)
     expected = alone.generate(PROMPT, PARAMS)[0].outputs[0]
     assert beside.outputs[0] == after.outputs[0] == expected
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,9 +44,8 @@ class LogitsProcessors:
                 if _may_be_of_a_signal(error):
                     raise
                 _log.exception("%s failed", name)
-                raise InvalidRequestError(
-                    f"{name} raised {type(error).__name__} at position {position}: {_text(error)}"
-                ) from error
+                text = _told(partial(str, error), "(its message cannot be told)")
+                raise InvalidRequestError(f"{name} raised {type(error).__name__} at position {position}: {text}") from error
             result = _checked(result, logits, name, position)
         return np.array(result, np.float32)
 
@@ -57,37 +57,39 @@ def _may_be_of_a_signal(error: BaseException) -> bool:
 
 
 def _name(processor: LogitsProcessor) -> str:
-    try:
-        return f"{getattr(processor, '__name__', type(processor).__name__):.100}"
-    except Exception:  # theirs, as all that they are asked
-        return type(processor).__name__
+    return _told(lambda: f"{getattr(processor, '__name__', type(processor).__name__):.100}", "a function without a name")
 
 
-def _text(error: BaseException) -> str:
+def _told(ask: Callable[[], str], otherwise: str) -> str:
+    """What an object of theirs says of itself: code of theirs as well, unless it cannot."""
     try:
-        return str(error)[:_MAX_MESSAGE_CHARS]
-    except Exception:
-        return "(its message cannot be told)"
+        return f"{ask():.{_MAX_MESSAGE_CHARS}}"
+    except BaseException as error:
+        if _may_be_of_a_signal(error):
+            raise
+        return otherwise
 
 
 def _takes_prompt(processor: LogitsProcessor) -> bool:
     """Whether it is to be called with the prompt's ids first."""
     try:
         parameters = inspect.signature(processor).parameters.values()
-    except (TypeError, ValueError):  # a callable that does not tell
+    except BaseException as error:  # a callable that does not tell; what asking it raises may be its own
+        if _may_be_of_a_signal(error):
+            raise
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in positional and p.default is inspect.Parameter.empty for p in parameters) == 3
 
 
 def _checked(result: Any, logits: Logits, name: str, position: int) -> Logits:
-    """The row that a function returned."""
-    if not isinstance(result, np.ndarray) or result.dtype != np.float32 or result.shape != logits.shape:
-        what = f"{result.dtype} {list(result.shape)}" if isinstance(result, np.ndarray) else type(result).__name__
+    """The row that a function returned. Nothing of it is asked that may be code of theirs: a subclass can answer anything."""
+    row = np.ndarray.view(result, np.ndarray) if issubclass(type(result), np.ndarray) else None
+    if row is None or row.dtype != np.float32 or row.shape != logits.shape:
+        what = _told(lambda: type(result).__name__, "an object") if row is None else f"{row.dtype} {list(row.shape)}"
         raise InvalidRequestError(
             f"{name} returned {what} at position {position}; it must return float32 [{len(logits)}], the row"
         )
-    row = np.asarray(result)  # a subclass has functions of its own
     top = row.max()
     if not np.isfinite(top):
         what = "NaN" if np.isnan(top) else "+inf" if top > 0 else "-inf for every token"

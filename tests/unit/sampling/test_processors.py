@@ -1,6 +1,7 @@
 """What a user's functions get, what they may return, and what they cannot reach."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -80,6 +81,52 @@ def test_what_is_no_row_is_refused_by_name(function: Callable[..., Any], message
     with pytest.raises(InvalidRequestError, match=message) as caught:
         processed(lambda ids, logits: logits, function)
     assert str(caught.value).startswith("logits_processors[1] (")
+
+
+class Untold:
+    """Says nothing of itself: whatever is asked raises ``error``."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    @property
+    def __name__(self) -> str:
+        raise self.error("no name")
+
+    @property
+    def __signature__(self) -> Any:
+        raise self.error("no signature")
+
+    @property
+    def __class__(self) -> Any:
+        raise self.error("no class")
+
+    def __repr__(self) -> str:
+        raise self.error("no text")
+
+    def __call__(self, output_token_ids: Any, logits: Any) -> Any:
+        return self if self.error is KeyError else Liar(logits.shape, np.float32, logits)
+
+
+class Liar(np.ndarray[Any, Any]):
+    """A row that raises when it is looked at."""
+
+    @property
+    def dtype(self) -> Any:
+        raise SystemError("no dtype")
+
+    @property
+    def shape(self) -> Any:
+        raise SystemError("no shape")
+
+
+def test_objects_that_raise_whatever_they_are_asked() -> None:
+    with pytest.raises(InvalidRequestError, match=r"logits_processors\[0\] \(a function without a name\) returned Untold"):
+        processed(Untold(KeyError))
+    np.testing.assert_array_equal(processed(Untold(ValueError)), ROW)
+    with ThreadPoolExecutor(1) as thread:  # not the main one, whose signals' handlers raise such
+        for error in (SystemExit, KeyboardInterrupt, GeneratorExit):
+            np.testing.assert_array_equal(thread.submit(processed, Untold(error)).result(), ROW)
 
 
 def test_one_row_knows_nothing_of_the_others() -> None:
