@@ -205,6 +205,24 @@ def test_one_that_calls_its_own_engine_fails(model: Path) -> None:
     assert_idle(llm)
 
 
+def test_a_request_from_within_the_step_leaves_nothing_behind(model: Path) -> None:
+    """It is refused, and its name is free."""
+
+    async def both() -> str:
+        async with AsyncLLM(model) as llm:
+
+            def calls(output_token_ids: Sequence[int], logits: Any) -> Any:
+                asyncio.run(llm.answer(PROMPT, SamplingParams(max_tokens=2), request_id="mine"))
+                return logits
+
+            with pytest.raises(InvalidRequestError, match="within its own step"):
+                await llm.answer(PROMPT, replace(PARAMS, logits_processors=[calls]))
+            assert llm.num_open == 0
+            return (await llm.answer(PROMPT, SamplingParams(max_tokens=2), request_id="mine")).outputs[0].text
+
+    assert asyncio.run(both())
+
+
 def test_an_engine_in_another_process_refuses_them(alone: LLM) -> None:
     (request,) = alone._inputs.ask(PROMPT, PARAMS).requests
     with pytest.raises(InvalidRequestError, match="logits_processors"):

@@ -289,8 +289,13 @@ class DeltaPump:
             for ask in asks:
                 self._named[ask.name] = ask.requests[0].request_id
                 self._streams |= {request.request_id: stream for request in ask.requests}
-        for ask in asks:
-            self.client.add(ask.requests)
+        try:
+            for ask in asks:
+                self.client.add(ask.requests)
+        except BaseException:
+            for ask in asks:
+                self.close_ask(ask)
+            raise
         return stream
 
     def close_ask(self, ask: Ask) -> None:

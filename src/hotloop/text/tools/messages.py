@@ -40,8 +40,11 @@ def _call(where: str, call: object) -> dict[str, Any]:
         )
     arguments = given = function.get("arguments")
     try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) and arguments.strip() else arguments or {}
-        json.dumps(arguments)
+        if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+            arguments = {}
+        elif isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         arguments = None
     if arguments is not None and is_too_deep(arguments):

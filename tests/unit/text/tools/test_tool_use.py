@@ -93,11 +93,15 @@ def test_arguments_of_earlier_calls_become_objects() -> None:
     for arguments in ('{"a": 1}', {"a": 1}):
         (message,) = with_call_objects(call(arguments))
         assert message["tool_calls"][0]["function"]["arguments"] == {"a": 1}
-    assert with_call_objects(call(""))[0]["tool_calls"][0]["function"]["arguments"] == {}
+    for nothing in ("", " \n", None, {}):
+        assert with_call_objects(call(nothing))[0]["tool_calls"][0]["function"]["arguments"] == {}
     for arguments in (NESTED, json.dumps(NESTED)):  # one encoder takes it, the next one might not
         with pytest.raises(InvalidRequestError, match=r"messages\[0\].tool_calls\[0\].function.arguments is nested"):
             with_call_objects(call(arguments))
-    for arguments in ('{"a": ', "[1]", 5, "[" * 100_000, {"a": b"b"}, {(1, 2): 3}, MappingProxyType({"a": 1})):
+    no_json = ('{"a": NaN}', '{"a": [-Infinity]}', '{"a": 1e999}', {"a": float("nan")})
+    for arguments in (
+        '{"a": ', "[1]", 5, "[" * 100_000, {"a": b"b"}, {(1, 2): 3}, MappingProxyType({"a": 1}), *no_json, [], False, 0, "null",
+    ):  # fmt: skip
         with pytest.raises(InvalidRequestError, match=r"messages\[0\].tool_calls\[0\].function.arguments is"):
             with_call_objects(call(arguments))
     for calls in ("f", ["f"], [{"function": {}}]):
