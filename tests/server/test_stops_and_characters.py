@@ -33,8 +33,9 @@ def both(client: httpx.Client, body: dict[str, Any]) -> Event:
     assert text_of(events) == choice["text"]
     assert finish_reasons(events) == [choice["finish_reason"]]
     assert events[-1]["usage"]["completion_tokens"] == answer["usage"]["completion_tokens"]
-    tokens = [token for c in choices(events) if c["logprobs"] for token in c["logprobs"]["tokens"]]
-    assert tokens == (choice["logprobs"]["tokens"] if choice["logprobs"] else [])
+    for name in ("tokens", "text_offset"):
+        told = [entry for c in choices(events) if c["logprobs"] for entry in c["logprobs"][name]]
+        assert told == (choice["logprobs"][name] if choice["logprobs"] else [])
     return {**choice, "completion_tokens": answer["usage"]["completion_tokens"], "events": events}
 
 
@@ -81,8 +82,11 @@ def test_a_stop_token_of_the_request(scripted: Scripted, scripted_client: httpx.
 def test_characters_over_tokens(scripted: Scripted, scripted_client: httpx.Client, script: str) -> None:
     # known faults B18, B29, B30
     raw = b"".join(piece if isinstance(piece, bytes) else piece.encode() for piece in SCRIPTS[script])
-    choice = both(scripted_client, {"prompt": scripted.prompts[script], "max_tokens": 50, **GREEDY})
+    choice = both(scripted_client, {"prompt": scripted.prompts[script], "max_tokens": 50, "logprobs": 0, **GREEDY})
     assert choice["text"] == raw.decode("utf-8", "replace")
+    assert choice["logprobs"]["text_offset"] == {
+        "split characters": [0, 2, 2, 2, 2, 3, 3, 4, 5, 5, 6, 7], "broken characters": [0, 1, 3, 4, 10, 10, 10],
+    }[script]  # fmt: skip
     assert all("\ufffd" in choice["text"] or "\ufffd" not in c["text"] for c in choices(choice["events"]))
     # Not one character for each byte, and the byte that comes to nothing holds nothing up.
     assert choice["text"] == {"split characters": "a 😊你 ď!", "broken characters": "\ufffdok\ufffd hello\ufffd"}[script]

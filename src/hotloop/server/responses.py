@@ -10,6 +10,8 @@ from typing import Any
 from hotloop.engine.inputs import Ask
 from hotloop.request import CompletionOutput, Logprob, RequestOutput
 from hotloop.server.bodies import Body
+from hotloop.text.output_processor import output_detokenizer
+from hotloop.text.text_offsets import TextOffsets
 from hotloop.text.tokenizer import Tokenizer
 
 Entry = dict[int, Logprob]  # of one token, which comes first
@@ -60,15 +62,18 @@ def completion_response(
     num_top = body.params.logprobs or 0
     choices: list[dict[str, Any]] = []
     for output in outputs:
-        prefix = prompt_text(output, output.prompt_token_ids, tokenizer) if body.echo else ""
+        prompt_ids = output.prompt_token_ids
+        prefix = prompt_text(output, prompt_ids, tokenizer) if body.echo else ""
         of_prompt = {"prompt_logprobs": vllm_logprobs(output.prompt_logprobs)} if body.prompt_logprobs else {}
         for choice in output.outputs:
             logprobs = None
             if choice.logprobs is not None:
                 token_ids, entries = choice.token_ids, list[Entry | None](choice.logprobs)
+                offsets = output_offsets(prompt_ids, body, tokenizer, len(prefix)).push(token_ids)
                 if body.echo and output.prompt_logprobs is not None:
-                    token_ids, entries = output.prompt_token_ids + token_ids, output.prompt_logprobs + entries
-                logprobs = completion_logprobs(token_ids, entries, num_top, tokenizer, 0)
+                    token_ids, entries = prompt_ids + token_ids, output.prompt_logprobs + entries
+                    offsets = prompt_offsets(output, prompt_ids, tokenizer) + offsets
+                logprobs = completion_logprobs(token_ids, entries, num_top, tokenizer, offsets)
             choices.append(
                 {"index": len(choices), "text": prefix + choice.text, "logprobs": logprobs}
                 | of_prompt | _end(choice, body)
@@ -82,8 +87,27 @@ def error_body(message: str, *, kind: str = "invalid_request_error", code: str |
 
 def prompt_text(prompt: Ask | RequestOutput, token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
     """What ``echo`` repeats of a prompt: its text as given, or that of the ids that are left of it."""
+    text = _given_text(prompt)
+    return tokenizer.decode(token_ids, skip_special=False) if text is None else text
+
+
+def _given_text(prompt: Ask | RequestOutput) -> str | None:
     text = prompt.text if isinstance(prompt, Ask) else prompt.prompt
-    return tokenizer.decode(token_ids, skip_special=False) if text is None or prompt.num_truncated_tokens else text
+    return None if prompt.num_truncated_tokens else text
+
+
+def prompt_offsets(prompt: Ask | RequestOutput, token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Where its tokens begin in `prompt_text`; in a text that the tokenizer normalizes (to NFC), as if it had been so."""
+    text = _given_text(prompt)
+    # A given text has no control tokens: those that are there were added to it.
+    offsets = TextOffsets(tokenizer, tokenizer.detokenizer(skip_special=text is not None)).push(token_ids)
+    return offsets if text is None else [min(offset, len(text)) for offset in offsets]
+
+
+def output_offsets(prompt_ids: Sequence[int], body: Body, tokenizer: Tokenizer, start: int) -> TextOffsets:
+    """Where the tokens of a choice begin in its text. start: characters before the first."""
+    skips = body.params.skip_special_tokens
+    return TextOffsets(tokenizer, output_detokenizer(tokenizer, prompt_ids, skip_special_tokens=skips), start)
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
@@ -203,15 +227,15 @@ def chat_logprobs(
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], entries: Sequence[Entry | None], num_top: int, tokenizer: Tokenizer, offset: int
+    token_ids: Sequence[int],
+    entries: Sequence[Entry | None],
+    num_top: int,
+    tokenizer: Tokenizer,
+    offsets: Sequence[int],
 ) -> dict[str, Any]:
-    """The ``logprobs`` of a completion choice or chunk; the first token of a prompt has none. offset: characters of the
-    choice's tokens before these."""
+    """The ``logprobs`` of a completion choice or chunk; the first token of a prompt has none. offsets: where the tokens begin
+    in the choice's text."""
     texts = [tokenizer.token_bytes(token_id).decode("utf-8", "replace") for token_id in token_ids]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
     own = zip(token_ids, entries, strict=True)
     tops = [None if entry is None else _by_text(_top(entry, num_top)) for entry in entries]
     return {

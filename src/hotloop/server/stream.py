@@ -23,12 +23,15 @@ from hotloop.server.responses import (
     Head,
     chat_logprobs,
     completion_logprobs,
+    output_offsets,
+    prompt_offsets,
     prompt_text,
     timings_of,
     usage,
     usage_of,
     vllm_logprobs,
 )
+from hotloop.text.text_offsets import TextOffsets
 from hotloop.text.tokenizer import Tokenizer
 
 _DONE = b"data: [DONE]\n\n"
@@ -143,30 +146,31 @@ class CompletionShape:
     kind = "text_completion"
 
     def __init__(self, body: Body, tokenizer: Tokenizer) -> None:
-        self._echo = body.echo
+        self._body = body
         self._shows_prompt_logprobs = body.prompt_logprobs
         self._logprobs_too = body.params.logprobs is not None
         self._num_top = body.params.logprobs or 0
         self._tokenizer = tokenizer
-        self._offsets: dict[int, int] = {}  # of logprobs: characters of each choice's tokens so far
+        self._offsets: dict[int, TextOffsets] = {}  # of each choice's tokens
 
     def opening(self, index: int, ask: Ask, entries: PromptEntries) -> Struct | None:
         shown = vllm_logprobs(entries) if self._shows_prompt_logprobs else UNSET
-        if not self._echo:
-            return None if shown is UNSET else _CompletionChoice(index, "", prompt_logprobs=shown)
         ids = ask.requests[0].prompt_token_ids
+        prefix = prompt_text(ask, ids, self._tokenizer) if self._body.echo else ""
+        self._offsets[index] = output_offsets(ids, self._body, self._tokenizer, len(prefix))
+        if not self._body.echo:
+            return None if shown is UNSET else _CompletionChoice(index, "", prompt_logprobs=shown)
         logprobs = None
         if entries is not None and self._logprobs_too:
-            logprobs = completion_logprobs(ids, entries, self._num_top, self._tokenizer, 0)
-            self._offsets[index] = sum(map(len, logprobs["tokens"]))
-        return _CompletionChoice(index, prompt_text(ask, ids, self._tokenizer), logprobs, prompt_logprobs=shown)
+            offsets = prompt_offsets(ask, ids, self._tokenizer)
+            logprobs = completion_logprobs(ids, entries, self._num_top, self._tokenizer, offsets)
+        return _CompletionChoice(index, prefix, logprobs, prompt_logprobs=shown)
 
     def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Sequence[Struct]:
         logprobs = None
         if chunk.logprobs:
-            offset = self._offsets.get(index, 0)
-            logprobs = completion_logprobs(chunk.token_ids, chunk.logprobs, self._num_top, self._tokenizer, offset)
-            self._offsets[index] = offset + sum(map(len, logprobs["tokens"]))
+            offsets = self._offsets[index].push(chunk.token_ids)
+            logprobs = completion_logprobs(chunk.token_ids, chunk.logprobs, self._num_top, self._tokenizer, offsets)
         return [_CompletionChoice(index, chunk.text, logprobs, None, token_ids)]
 
     def finish(self, index: int, reason: str) -> Struct:

@@ -22,6 +22,23 @@ class TextDelta:
     stop: str | None = None  # the stop string that was found
 
 
+def output_detokenizer(
+    tokenizer: TokenTexts,
+    prompt_ids: Sequence[int],
+    *,
+    skip_special_tokens: bool = True,
+    visible_ids: Container[int] = (),
+) -> Detokenizer:
+    """For the output after a prompt, which decides whether it starts the text or continues it."""
+    starts_text = all(tokenizer.is_special(token_id) for token_id in prompt_ids)
+    return Detokenizer(
+        tokenizer,
+        skip_special_tokens=skip_special_tokens,
+        visible_ids=visible_ids,
+        strip_leading_space=starts_text and bool(getattr(tokenizer, "adds_leading_space", False)),
+    )
+
+
 class OutputProcessor:
     """Turns the output ids of one choice into text deltas, whatever sizes the ids arrive in."""
 
@@ -39,17 +56,13 @@ class OutputProcessor:
         """min_tokens: a stop string counts only if it ends in the min_tokens-th token or later.
 
         visible_ids: control tokens that have a text all the same.
-        prompt_ids: the prompt, which decides whether the output starts the text or continues it.
+        prompt_ids: the prompt, see `output_detokenizer`.
         """
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._visible_ids = visible_ids
-        starts_text = all(tokenizer.is_special(token_id) for token_id in prompt_ids)
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            skip_special_tokens=skip_special_tokens,
-            visible_ids=visible_ids,
-            strip_leading_space=starts_text and bool(getattr(tokenizer, "adds_leading_space", False)),
+        self._detokenizer = output_detokenizer(
+            tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens, visible_ids=visible_ids
         )
         self._matcher = StopMatcher(stop)
         self._include_stop_str = include_stop_str

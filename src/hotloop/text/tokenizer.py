@@ -177,8 +177,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of the ids; invalid UTF-8 becomes one U+FFFD per maximal subpart."""
-        text = Detokenizer(self, skip_special_tokens=skip_special, strip_leading_space=self.adds_leading_space)
+        text = self.detokenizer(skip_special=skip_special)
         return "".join(map(text.push, ids)) + text.flush()
+
+    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+        """What makes a text of ids from its beginning."""
+        return Detokenizer(self, skip_special_tokens=skip_special, strip_leading_space=self.adds_leading_space)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes a token contributes to the text.
