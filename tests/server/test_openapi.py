@@ -87,6 +87,8 @@ def test_what_the_schema_allows_is_accepted(endpoint: Endpoint) -> None:
                 body["stream"] = True
             if name == "tool_choice" and value is not None:
                 body["tools"] = [{"type": "function", "function": {"name": "a"}}]
+            if name == "structured_outputs" and value and value.keys() <= {"finish_within", "disable_any_whitespace"}:
+                body["response_format"] = {"type": "json_object"}
             if name == "min_tokens":
                 body["max_tokens"] = 2**63 - 1
             parse_body(endpoint, body)

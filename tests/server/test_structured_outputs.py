@@ -63,6 +63,9 @@ def test_an_answer_is_made_whole_before_it_is_cut(client: httpx.Client) -> None:
     assert whole["text"][:20] == cut["text"][:20]
     refused = client.post(COMPLETIONS, json={**body, "structured_outputs": {"regex": "a", "finish_within": 20}})
     assert refused.status_code == 400
+    body["response_format"] = {"type": "json_schema", "json_schema": {"schema": form["json"]}}
+    (same,) = client.post(COMPLETIONS, json={**body, "structured_outputs": {"finish_within": 20}}).json()["choices"]
+    assert same["text"] == whole["text"]
 
 
 @pytest.mark.parametrize("schema", BAD_SCHEMAS, ids=str)

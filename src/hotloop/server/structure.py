@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from hotloop.errors import InvalidRequestError
@@ -27,6 +27,7 @@ STRUCTURED_OUTPUTS_SCHEMA: Mapping[str, Any] = {
         _one_of("regex", {**_TEXT, "minLength": 1}),
         _one_of("grammar", {**_TEXT, "minLength": 1}),
         _one_of("choice", {"type": "array", "items": {**_TEXT, "minLength": 1}, "minItems": 1}),
+        *(_one_of(name, schema, **_OF_JSON) for name, schema in _OF_JSON.items()),  # beside response_format
     ]
 }
 RESPONSE_FORMAT_SCHEMA: Mapping[str, Any] = {
@@ -44,16 +45,25 @@ RESPONSE_FORMAT_SCHEMA: Mapping[str, Any] = {
 
 
 def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | None:
-    """given: the fields of a body. Raises InvalidRequestError."""
+    """given: the fields of a body. Beside a response_format structured_outputs may say how, but not give another form.
+
+    Raises: InvalidRequestError.
+    """
     of_format = None if "response_format" not in given else _response_format(given["response_format"])
     if "structured_outputs" not in given:
         return of_format
-    if of_format is not None:
-        raise InvalidRequestError("response_format and structured_outputs both give the answer a form; leave one out")
     value = given["structured_outputs"]
     if not isinstance(value, Mapping) or value.keys() - set(_NAMES):
         raise InvalidRequestError(f"structured_outputs is {value!r:.60}; it may hold {', '.join(_NAMES)}")
-    return StructuredOutputsParams(**{name: part for name, part in value.items() if part is not None})
+    parts = {name: part for name, part in value.items() if part is not None}
+    if of_format is None:
+        return StructuredOutputsParams(**parts)
+    if parts.keys() - _OF_JSON.keys():
+        raise InvalidRequestError(
+            "response_format and structured_outputs both give the answer a form; leave one out (beside response_format "
+            f"structured_outputs may hold {' and '.join(_OF_JSON)})"
+        )
+    return replace(of_format, **parts)
 
 
 def _response_format(value: object) -> StructuredOutputsParams | None:

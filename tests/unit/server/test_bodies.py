@@ -1,5 +1,6 @@
 """Bodies of OpenAI requests: every field does something, is known to do nothing, or is refused by name."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,6 +56,10 @@ def test_the_form_of_an_answer() -> None:
     assert chat(response_format={"type": "json_object"}).params.structured_outputs == StructuredOutputsParams(json_object=True)
     for body in (chat(response_format={"type": "text"}), chat(structured_outputs=None)):
         assert body.params.structured_outputs is None
+    both = chat(response_format=wrapped, structured_outputs={"finish_within": 9, "disable_any_whitespace": None})
+    assert both.params.structured_outputs == replace(of_schema, finish_within=9)
+    assert both.params.structured_outputs is not None
+    assert both.params.structured_outputs.name == "response_format.json_schema.schema"
     spec = chat(structured_outputs={"choice": ["a"], "disable_any_whitespace": True}, response_format={"type": "text"})
     assert spec.params.structured_outputs == StructuredOutputsParams(choice=["a"], disable_any_whitespace=True)
 
@@ -109,6 +114,8 @@ def test_one_prompt_or_several(prompt: Any, prompts: list[Any]) -> None:  # know
         ({"structured_outputs": {"json": False, "regex": "a"}}, "has json and regex"),
         ({"structured_outputs": {"json_object": 0}}, "json_object is 0"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "leave one out"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"finish_within": 0}}, "finish_within is 0"),
+        ({"response_format": {"type": "text"}, "structured_outputs": {"finish_within": 5}}, "has nothing"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs is"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "regex and choice"),
         ({"structured_outputs": {}}, "has nothing"),
