@@ -161,7 +161,9 @@ def test_an_answer_that_is_cut_ends_with_length(never_tired: httpx.Client) -> No
     for max_tokens in range(1, 300, 11):
         (choice,) = answer(never_tired, seed=1, max_tokens=max_tokens)["choices"]
         assert choice["finish_reason"] == "length"
-        seen.add(len(choice["message"].get("tool_calls", ())))
+        ids = [call["id"] for call in choice["message"].get("tool_calls", ())]
+        assert len(set(ids)) == len(ids)
+        seen.add(len(ids))
         events = stream(never_tired, CHAT, {**ASK, "seed": 1, "max_tokens": max_tokens})
         assert message_of(events) == same(choice["message"])
         assert finish_reasons(events) == ["length"]

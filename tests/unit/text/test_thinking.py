@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from hotloop.request import AssistantMessage, Thinking
 from hotloop.text.message_parser import MessageForm, MessageParser, call_ids
-from hotloop.text.thinking import ReasoningCounter
+from hotloop.text.thinking import ReasoningCounter, thinking_after
+from hotloop.text.tokenizer import Tokenizer
 from hotloop.text.tools.formats import format_for
 from hotloop.text.tools.use import tool_use
 from stub_tokenizer import StubTokenizer
+from tiny_tokenizer import tokenizer_metadata
 
 OPEN, CLOSED = Thinking((1,), (2,), True), Thinking((1,), (2,), False)
 USE = tool_use([{"type": "function", "function": {"name": "f"}}])
@@ -95,3 +97,15 @@ def test_ids_of_calls_follow_from_the_request() -> None:
     answers = [call_ids(prompt, seed, choice) for prompt in ([1], [1, 2]) for seed in (1, 2) for choice in (0, 1)]
     assert len({ids(index) for ids in answers for index in (0, 1)}) == 16
     assert call_ids([1], 2, 0)(1) == call_ids([1], 2, 0)(1)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"), [("user\n<think>\n", True), ("user\n", False), ("<think>\n\n</think>\n\n", None)]
+)
+def test_how_an_answer_may_think_is_up_to_the_end_of_its_prompt(prompt: str, is_open: bool | None) -> None:
+    """Where the prompt has ended the reasoning there is none, whatever the answer begins with."""
+    tokenizer = Tokenizer.from_metadata(tokenizer_metadata(300))
+    ids = tokenizer.encode(prompt, add_special=False)
+    thinking = thinking_after(ids, tokenizer, "... <think> ...")
+    assert (None if thinking is None else thinking.is_open) == is_open
+    assert thinking_after(ids, tokenizer, "a template that knows no reasoning") is None
