@@ -4,6 +4,7 @@ Streaming them here hashes the file while it arrives and leaves one copy on disk
 """
 
 import os
+import string
 import threading
 import urllib.request
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from hotloop.errors import DownloadError
 from hotloop.weights.catalog import HubSource
@@ -112,8 +113,11 @@ def download(source: HubSource, target: Path, reporter: Reporter, deadline_s: fl
             if declared
             else "neither the catalog nor the hub states a checksum for this file; only its size is checked"
         )
-    request = urllib.request.Request(metadata.location)
-    if token and urlsplit(metadata.location).netloc == urlsplit(url).netloc:
+    location = quote(metadata.location, safe=string.punctuation)  # as urllib does with redirections
+    if urlsplit(location).scheme not in ("http", "https"):
+        raise SourceUnavailableError(f"{name}: the hub says that the file lies at {location!r:.100}, which is no place for one")
+    request = urllib.request.Request(location)
+    if token and urlsplit(location).netloc == urlsplit(url).netloc:
         # Unredirected: the token must not travel on to the content network's host.
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     while True:
@@ -137,9 +141,10 @@ def _endpoint() -> str | None:
 
 
 def _declared_digest(metadata: "HfFileMetadata") -> str | None:
-    """Large files carry their SHA-256 as entity tag, small ones their name in git."""
+    """Large files carry their SHA-256 as entity tag, small ones their name in git, which is of their size too."""
     etag = metadata.etag
-    return etag if etag is not None and len(etag) in (40, 64) and set(etag) <= set("0123456789abcdef") else None
+    lengths = (64,) if metadata.size is None else (40, 64)
+    return etag if etag is not None and len(etag) in lengths and set(etag) <= set("0123456789abcdef") else None
 
 
 def _ask(question: Callable[[], T], name: str, deadline_s: float) -> T:

@@ -1,5 +1,6 @@
 import hashlib
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -152,6 +153,41 @@ def test_small_files_are_checked_by_their_name_in_git(hub_server, recorder, tmp_
     with pytest.raises(DownloadError, match="git blob name is 9e26dfeeb6e641a33dae4961196235bdb965b21b, expected 000"):
         hub.download(config, tmp_path / "other.json", recorder, DEADLINE_S)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["config.json"]
+
+
+def hub_says(monkeypatch, **facts) -> None:
+    """The hub's answers about files have these facts instead of true ones."""
+    ask = hub._ask
+
+    def otherwise(*args):
+        token, metadata = ask(*args)
+        return token, replace(metadata, **facts)
+
+    monkeypatch.setattr(hub, "_ask", otherwise)
+
+
+def test_a_small_file_whose_size_the_hub_does_not_say(hub_server, recorder, tmp_path, monkeypatch) -> None:
+    hub_server.add("a/b", "config.json", b"{}")
+    hub_says(monkeypatch, size=None)
+    hub.download(HubSource("a/b", "config.json"), tmp_path / "config.json", recorder, DEADLINE_S)
+    assert (tmp_path / "config.json").read_bytes() == b"{}"
+    assert any("neither the catalog nor the hub states a checksum" in note for note in recorder.notes)
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("file:///etc/passwd", "lies at 'file:///etc/passwd', which is no place for one"),
+        ("ftp://x/y", "which is no place for one"),
+        ("http://localhost:9/\u00fc b", "stopped sending the file .*refused"),
+    ],
+)
+def test_where_the_hub_says_that_a_file_lies(hub_server, recorder, tmp_path, monkeypatch, location, message) -> None:
+    hub_server.add(SOURCE.repo, SOURCE.file, TINY)
+    hub_says(monkeypatch, location=location)
+    with pytest.raises(SourceUnavailableError, match=message):
+        hub.download(SOURCE, tmp_path / "x.gguf", recorder, DEADLINE_S)
+    assert hub_server.downloads == []
 
 
 @pytest.mark.parametrize(
