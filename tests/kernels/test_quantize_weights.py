@@ -73,6 +73,12 @@ def test_nasty_weights(format: str) -> None:
     np.testing.assert_array_equal(native(format, x), quantize(format, x))
 
 
+@pytest.mark.parametrize("format", CODED_FORMATS)
+def test_zeros_of_both_signs(format: str) -> None:
+    x = np.where(np.random.default_rng(9).random((64, 512)) < 0.5, np.float32(-0.0), np.float32(0))
+    np.testing.assert_array_equal(native(format, x), quantize(format, x))
+
+
 @pytest.mark.parametrize("source_format", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("format", ["Q4_0", "Q4_K", "Q6_K", "F32", "BF16"])
 def test_every_source_format(format: str, source_format: str) -> None:

@@ -155,9 +155,9 @@ def pack_q4_0(x: Floats) -> Bytes:
 
 def pack_q4_1(x: Floats) -> Bytes:
     """Codes 0 to 15 span minimum to maximum."""
-    minimum = _minimum(x)
+    minimum, maximum = _ends(x)
     with np.errstate(over="ignore"):
-        scale = (x.max(axis=1, keepdims=True) - minimum) / np.float32(15)
+        scale = (maximum - minimum) / np.float32(15)
     packed_scale = _to_f16(scale)
     codes = _truncate((x - minimum) * _inverse(scale) + np.float32(0.5), 15)
     return np.hstack([packed_scale, _to_f16(minimum), _join_nibbles(codes)])
@@ -173,9 +173,9 @@ def pack_q5_0(x: Floats) -> Bytes:
 
 def pack_q5_1(x: Floats) -> Bytes:
     """Codes 0 to 31 span minimum to maximum."""
-    minimum = _minimum(x)
+    minimum, maximum = _ends(x)
     with np.errstate(over="ignore"):
-        scale = (x.max(axis=1, keepdims=True) - minimum) / np.float32(31)
+        scale = (maximum - minimum) / np.float32(31)
     packed_scale = _to_f16(scale)
     codes = _truncate((x - minimum) * _inverse(scale) + np.float32(0.5), 31)
     high = np.packbits(codes >> np.uint8(4), axis=1, bitorder="little")
@@ -291,9 +291,12 @@ def _extreme(x: Floats) -> Floats:
     return np.take_along_axis(x, index, axis=1)
 
 
-def _minimum(x: Floats) -> Floats:
-    """The smallest element of each row, the first of equals: [n, 1]. min would leave it to the processor whether 0 or -0."""
-    return np.take_along_axis(x, x.argmin(axis=1, keepdims=True), axis=1)
+def _ends(x: Floats) -> tuple[Floats, Floats]:
+    """The smallest and the largest element of each row, the first of equals: [n, 1]. min and max would leave it to the
+    processor whether 0 or -0.
+    """
+    least, most = x.argmin(axis=1, keepdims=True), x.argmax(axis=1, keepdims=True)
+    return np.take_along_axis(x, least, axis=1), np.take_along_axis(x, most, axis=1)
 
 
 def _inverse(scale: Floats) -> Floats:
