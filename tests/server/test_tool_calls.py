@@ -327,6 +327,9 @@ def test_reasoning(tmp_path: Path, template: str, script: Script) -> None:
             events = stream(client, CHAT, body)
             assert message_of(events) == same(message)
             assert events[-1]["usage"]["completion_tokens_details"] == whole["usage"]["completion_tokens_details"]
+        two = answer(client, n=2)["usage"]
+        assert two["completion_tokens_details"] == {"reasoning_tokens": 2 * (len(script) - 2)}
+        assert two["completion_tokens"] == 2 * whole["usage"]["completion_tokens"]
         for max_tokens in range(1, len(script)):
             (choice,) = answer(client, max_tokens=max_tokens)["choices"]
             assert message_of(stream(client, CHAT, {**ASK, "max_tokens": max_tokens})) == same(choice["message"])
