@@ -14,11 +14,14 @@ from hotloop.errors import InvalidRequestError
 from hotloop.nesting import MAX_LEVELS, is_too_deep
 from hotloop.sampling.call_grammar import triggered_grammar, whole_grammar
 from hotloop.sampling.gbnf import gbnf_to_lark
-from hotloop.sampling.schema_fault import fault_path
+from hotloop.sampling.schema_fault import fault_path, parts_of
 from hotloop.structured_outputs import StructuredOutputsParams
 
 # White space that JSON may have wherever it allows any: a model that likes to lay out its JSON can, and none can go on forever.
 _WHITESPACE = r" |\n {0,16}"
+# Characters of a time with nanoseconds and an offset. By the standard a fraction of a second has any number of digits, and a
+# small model finds no end of them.
+_MAX_TIME_CHARS = {"date-time": 35, "time": 24}
 _MAX_MULTIPLES = 100_000  # of all `multipleOf` together: an automaton has as many states, and compiling is quadratic in them
 
 
@@ -49,8 +52,8 @@ def grammar_source(spec: StructuredOutputsParams, control_ids: Mapping[str, int]
 
 
 def schema_source(schema: dict[str, Any], *, disable_any_whitespace: bool = False) -> GrammarSource:
-    """schema: parsed; gets a key more."""
-    _set_options(schema, disable_any_whitespace)
+    """schema: parsed; gets some keys more."""
+    _prepare(schema, disable_any_whitespace)
     return GrammarSource(json.dumps({"grammars": [{"json_schema": schema}]}), True)
 
 
@@ -79,17 +82,27 @@ def _as_json(spec: StructuredOutputsParams) -> Callable[[str, str], str]:
 
     def lark(text: str, name: str) -> str:
         schema = parse_schema(text, name)
-        _set_options(schema, spec.disable_any_whitespace)
+        _prepare(schema, spec.disable_any_whitespace)
         return f"%json {json.dumps(schema)}"
 
     return lark
 
 
-def _set_options(schema: dict[str, Any], disable_any_whitespace: bool) -> None:
+def _prepare(schema: dict[str, Any], disable_any_whitespace: bool) -> None:
+    _bound_times(schema)
     whitespace: dict[str, Any] = (
         {"whitespace_flexible": False} if disable_any_whitespace else {"whitespace_pattern": _WHITESPACE}
     )
     schema["x-guidance"] = {**whitespace, "json_allow_general_unicode_escapes": True}
+
+
+def _bound_times(schema: dict[str, Any]) -> None:
+    for path, part in parts_of(schema, schema):
+        if path[0] != "#":  # where a reference leads is reached without it
+            _bound_times(part)
+    most = _MAX_TIME_CHARS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
+    if most is not None and "maxLength" not in schema and "minLength" not in schema:
+        schema["maxLength"] = most
 
 
 def parse_schema(text: str, name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _OF_NAMES = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
@@ -17,7 +17,7 @@ _MAX_TRIES = 200
 _MAX_S = 0.5
 
 Step = str | int
-Schema = Mapping[str, Any]
+Schema = dict[str, Any]
 
 
 def fault_path(schema: Schema, fails_alike: Callable[[Schema], bool]) -> str:
@@ -27,13 +27,13 @@ def fault_path(schema: Schema, fails_alike: Callable[[Schema], bool]) -> str:
     what has been found by then is the answer.
     """
     end_s = time.monotonic() + _MAX_S
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    shared: Schema = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     num_tries = 0
     path: tuple[Step, ...] = ()
     seen = {path}
     part: Schema = schema
     while True:
-        for steps, child in _parts(schema, part):
+        for steps, child in parts_of(schema, part):
             here = (*path, *steps) if steps[:1] != ("#",) else steps[1:]
             if here in seen or _pointed_at(child) in seen:  # what is wrong there is found there
                 continue
@@ -48,21 +48,21 @@ def fault_path(schema: Schema, fails_alike: Callable[[Schema], bool]) -> str:
             return _written(path)
 
 
-def _parts(root: Schema, schema: Schema) -> Iterator[tuple[tuple[Step, ...], Schema]]:
+def parts_of(root: Schema, schema: Schema) -> Iterator[tuple[tuple[Step, ...], Schema]]:
     """The schemas inside one, with their paths from it; of a reference from the root, after "#"."""
     for name in _OF_NAMES:
-        if isinstance(schema.get(name), Mapping):
-            yield from (((name, key), part) for key, part in schema[name].items() if isinstance(part, Mapping))
+        if isinstance(schema.get(name), dict):
+            yield from (((name, key), part) for key, part in schema[name].items() if isinstance(part, dict))
     for name in _OF_LISTS:
         if isinstance(schema.get(name), list):
-            yield from (((name, i), part) for i, part in enumerate(schema[name]) if isinstance(part, Mapping))
-    yield from (((name,), schema[name]) for name in _SINGLE if isinstance(schema.get(name), Mapping))
+            yield from (((name, i), part) for i, part in enumerate(schema[name]) if isinstance(part, dict))
+    yield from (((name,), schema[name]) for name in _SINGLE if isinstance(schema.get(name), dict))
     steps = _pointed_at(schema)
     if steps is not None:
         part: Any = root
         for step in steps:
-            part = part.get(step) if isinstance(part, Mapping) else None
-        if isinstance(part, Mapping):
+            part = part.get(step) if isinstance(part, dict) else None
+        if isinstance(part, dict):
             yield ("#", *steps), part
 
 

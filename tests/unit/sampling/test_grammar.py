@@ -86,6 +86,13 @@ CASES: list[tuple[StructuredOutputsParams, list[str], list[str]]] = [
      ['"abc"', '"\n"', '"a', r'"\ud83d"', r'"\ud83d\ude00ab"', r'"\x"']),
     (string(pattern="^[a-z]+$", maxLength=3), ['"abc"', '"a"'], ['"abcd"', '""', '"A"']),  # known fault B69
     (string(pattern=r"^\d$"), ['"5"'], ['"১"', '"55"']),  # known fault B135
+    # a fraction of a second ends, wherever the schema stands; constants are as they are
+    (form(json={"anyOf": [{"items": {"$ref": "#/$defs/t"}, "type": "array"}, {"const": {"format": "time"}}],
+                "$defs": {"t": {"type": "string", "format": "date-time"}}}),
+     ['["2024-02-03T11:12:13.123456789+01:30"]', '["2024-02-03T11:12:13Z"]', '{"format": "time"}'],
+     ['["2024-02-03T11:12:13.1234567890+01:30"]', '["2024-02-03T11:12:13.1234567890123456Z"]']),
+    (string(format="time"), ['"11:12:13.123456789-01:30"'], ['"11:12:13.1234567890-01:30"', '"11:12"']),
+    (string(format="time", maxLength=9), ['"11:12:13Z"'], ['"11:12:13.1Z"']),
     (form(json={"type": "integer", "maximum": 20_000_000_000}), ["20000000000", "-5"], ["20000000001", "01"]),  # B65
     (form(json={"enum": ["a", 1, None, [2]]}), ['"a"', "1", "null", "[2]"], ['"b"', "2"]),
     (form(json=TWO_FIELDS), ['{"a":1}', '{"a": 1, "b": "x"}', '{\n  "a": 1\n}', '{"a":1,"c":2}'],
