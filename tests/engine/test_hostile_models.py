@@ -61,3 +61,12 @@ def test_weights_that_are_no_numbers_end_in_an_error(name: str, value: float, tm
     llm = LLM(write_tiny_model(tmp_path / "m.gguf", tensors={name: tensor}))
     with pytest.raises(HotloopError, match="position 4 have no finite maximum"):
         llm.generate("hello", GREEDY)
+
+
+def test_values_that_a_kv_dtype_does_not_hold(tmp_path: Path) -> None:
+    """An error that names the dtype that does: a smaller range is no reason to refuse the model."""
+    rows = np.full((32, 64), 1e6, np.float32)
+    path = write_tiny_model(tmp_path / "m.gguf", tensors={"blk.0.attn_v.weight": ("F32", rows.shape, rows)})
+    with pytest.raises(HotloopError, match="too large for the KV cache, and kv_dtype f32 holds them"):
+        LLM(path).generate("hello", GREEDY)
+    assert LLM(path, kv_dtype="f32").generate("hello", GREEDY)[0].outputs[0].finish_reason == "length"

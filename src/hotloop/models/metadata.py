@@ -20,6 +20,7 @@ _INERT: Mapping[str, MetadataValue] = {
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
+    "attention.sliding_window": 0,
     "attn_logit_softcapping": 0.0,
     "final_logit_softcapping": 0.0,
     "embedding_scale": 1.0,

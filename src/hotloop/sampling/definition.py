@@ -85,7 +85,10 @@ def draw_row(
 
 
 def broken_logits(position: int, token_id: int, logit: float) -> HotloopError:
-    return HotloopError(f"the model's logits at position {position} have no finite maximum (token {token_id}: {logit})")
+    return HotloopError(
+        f"the model's logits at position {position} have no finite maximum (token {token_id}: {logit}): its file is damaged, "
+        f"which `hotloop check` tells, or its keys or values are too large for the KV cache, and kv_dtype f32 holds them"
+    )
 
 
 def nothing_left(position: int, edits: Edits) -> InvalidRequestError:

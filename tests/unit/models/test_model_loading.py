@@ -150,6 +150,14 @@ def test_a_key_that_changes_nothing_is_fine(key: str, value: WritableValue, tmp_
     assert load_with(tmp_path, metadata={key: value}) == load_with(tmp_path)
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "glm4", "gpt2"])
+def test_no_window_may_be_said_of_an_architecture_without_windows(architecture: str, tmp_path: Path) -> None:
+    key = f"{architecture}.attention.sliding_window"
+    assert load_with(tmp_path, architecture, metadata={key: 0}) == load_with(tmp_path, architecture)
+    with pytest.raises(ModelFileError, match=f"{key} = 8"):
+        load_with(tmp_path, architecture, metadata={key: 8})
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

@@ -152,7 +152,8 @@ def test_a_broken_row_is_only_its_own_error() -> None:  # known fault B105
     results = SAMPLER.draw(logits, [Row(state(temperature=0), 3)] * 5)
     assert [isinstance(r, Draw) for r in results] == [True, False, False, False, True]
     assert [str(r) for r in results[1:4]] == [
-        f"the model's logits at position 3 have no finite maximum (token {token})"
+        f"the model's logits at position 3 have no finite maximum (token {token}): its file is damaged, which `hotloop check` "
+        f"tells, or its keys or values are too large for the KV cache, and kv_dtype f32 holds them"
         for token in ("3: nan", "4: inf", "0: -inf")
     ]
 
