@@ -36,7 +36,7 @@ test: $(STAMPS)/installed $(STAMPS)/test-tools
 		echo "no registry in reach: tests that need the real model will be skipped" >&2
 	$(BIN)/python -m pytest $(ARGS)
 
-# A minute of hostile files and chat templates; what is found lies in build/fuzz. FUZZ="gguf --seconds 600": longer.
+# A minute each of hostile files and chat templates; what is found lies in build/fuzz. FUZZ="gguf --seconds 600": longer.
 FUZZ ?=
 fuzz: $(STAMPS)/installed $(STAMPS)/test-tools
 	$(BIN)/python tests/fuzz/run.py $(FUZZ)
