@@ -214,9 +214,14 @@ class Tokenizer:
 
 
 def _encode(pipeline: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-    if len(text) < _LONG_TEXT:
-        return pipeline.encode(text, add_special_tokens=False)
-    return pipeline.encode_batch([text], add_special_tokens=False)[0]
+    try:
+        if len(text) < _LONG_TEXT:
+            return pipeline.encode(text, add_special_tokens=False)
+        return pipeline.encode_batch([text], add_special_tokens=False)[0]
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the library, which exports no such name
+            raise
+        raise InvalidRequestError(f"the model's vocabulary contradicts itself on this text: {error}") from None
 
 
 def _check_unicode(text: str) -> None:

@@ -110,6 +110,11 @@ def _tokens(
             is_control = token.special or token.text in named or _looks_like_control(token.text)
             types[i] = CONTROL if is_control else USER_DEFINED
             if pieces.model == "llama" and not is_control:
+                if " " in token.text:
+                    raise ModelFileError(
+                        f"{folder}: the added token {token.text!r:.60} (id {i}) holds a space, which hotloop cannot tell from "
+                        f"the {SPACE!r} of its vocabulary. Use a GGUF file of this model"
+                    )
                 tokens[i] = token.text.replace(SPACE, " ")  # as files store the spaces of user-defined tokens
         scores[i] = _ADDED_SCORE
     ids = {text: i for i, text in pieces.texts.items()}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from hotloop.errors import ModelFileError
+from hotloop.errors import InvalidRequestError, ModelFileError
 from hotloop.text import sentencepiece
 from hotloop.text.chat_template import ChatTemplate, encode_chat
 from hotloop.text.tokenizer import Tokenizer
@@ -140,6 +140,16 @@ def test_tokens_that_take_the_blanks_beside_them(tmp_path: Path) -> None:  # as 
     assert tokenizer.min_num_tokens(blanks) <= len(tokenizer.encode(blanks, parse_special=True)) == 1
 
 
+def test_tokens_that_take_each_other_are_no_crash(tmp_path: Path) -> None:
+    definition = byte_level_json()
+    for token_id, text, flags in ((502, "\n", {"lstrip": True}), (503, "\n\n12A", {"lstrip": True, "rstrip": True})):
+        definition["added_tokens"].append({"id": token_id, "content": text, "special": True, **FLAGS, **flags})
+    tokenizer = Tokenizer.from_metadata(tokenizer_metadata(write_folder(tmp_path, definition)))
+    assert 503 in tokenizer.encode("\n\n12A \nx", parse_special=True)
+    with pytest.raises(InvalidRequestError, match="vocabulary contradicts itself on this text"):
+        tokenizer.encode("\n\n12A\n\n", parse_special=True)
+
+
 def test_the_model_decides_how_many_tokens_there_are(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, byte_level_json())  # 502 tokens, the last two are added ones
     larger = tokenizer_metadata(folder, 510)
@@ -248,6 +258,10 @@ def test_the_chat_template_is_found(tmp_path: Path) -> None:
     assert tokenizer_metadata(folder)[key] == "F"
 
 
+def with_added(definition: dict[str, Any], text: str) -> dict[str, Any]:
+    return {**definition, "added_tokens": [*definition["added_tokens"], {"id": 9000, "content": text, **FLAGS}]}
+
+
 def around(before: str | None = None, after: str | None = None) -> dict[str, Any]:
     """A post-processor that puts tokens before and after every text."""
     first, last = ([{"SpecialToken": {"id": text, "type_id": 0}}] if text else [] for text in (before, after))
@@ -303,6 +317,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
         "the added token '<a>' has the ids 600 and 601",
     ),
     "an unknown post-processor": ({**byte_level_json(), "post_processor": {"type": "New"}}, "none that hotloop has: .*New"),
+    "a space in an added token": (
+        with_added(sentencepiece_json(prefix=False, merges=spm_merges()), "a b"),
+        r"the added token 'a b' \(id 9000\) holds a space",
+    ),
     "two templates": (
         {**byte_level_json(), "post_processor": {"type": "Sequence", "processors": [around("<s>"), around("<s>")]}},
         "none that hotloop has: .*TemplateProcessing",
