@@ -188,9 +188,9 @@ class SamplingParams:
     def _check_stops(self) -> None:
         for stop in self.stop_strings:
             if not isinstance(stop, str) or not stop:
-                raise InvalidRequestError(f"stop holds {stop!r}; every stop string must be a non-empty string")
+                raise InvalidRequestError(f"stop holds {stop!r:.60}; every stop string must be a non-empty string")
             if any("\ud800" <= c <= "\udfff" for c in stop):
-                raise InvalidRequestError(f"stop holds {stop!r} with a lone surrogate, which no text has")
+                raise InvalidRequestError(f"stop holds {stop!r:.60} with a lone surrogate, which no text has")
             _check(len(stop) <= MAX_STOP_CHARS, "the length of a stop string", len(stop), f"{MAX_STOP_CHARS} at most")
         count = len(self.stop_strings)
         _check(count <= MAX_STOP_STRINGS, "the number of stop strings", count, f"{MAX_STOP_STRINGS} at most")
@@ -257,7 +257,7 @@ def _checked_words(name: str, words: Any, most: int) -> tuple[str, ...]:
                 f"{name} holds {word!r:.60}; each must be a string of 1 to {MAX_WORD_CHARACTERS} characters"
             )
         if any("\ud800" <= c <= "\udfff" for c in word):
-            raise InvalidRequestError(f"{name} holds {word!r} with a lone surrogate, which no text has")
+            raise InvalidRequestError(f"{name} holds {word!r:.60} with a lone surrogate, which no text has")
     return tuple(words)
 
 
@@ -275,15 +275,15 @@ def _checked_processors(processors: Any) -> tuple[LogitsProcessor, ...]:
 
 def _check(holds: bool, name: str, value: object, allowed: str) -> None:
     if not holds:
-        raise InvalidRequestError(f"{name} is {value!r}; it must be {allowed}")
+        raise InvalidRequestError(f"{name} is {value!r:.60}; it must be {allowed}")
 
 
 def _checked_number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        raise InvalidRequestError(f"{name} is {value!r}; it must be a finite number")
+        raise InvalidRequestError(f"{name} is {value!r:.60}; it must be a finite number")
     return float(value)
 
 
 def _check_int(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} is {value!r}; it must be an integer")
+        raise InvalidRequestError(f"{name} is {value!r:.60}; it must be an integer")

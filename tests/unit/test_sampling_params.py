@@ -45,6 +45,15 @@ def test_bad_values_name_the_field(name: str, value: object) -> None:
         SamplingParams(**{name: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", sorted({name for name, _ in BAD}))
+def test_a_value_of_any_length_leaves_room_for_what_is_allowed(name: str) -> None:
+    for value in ("x" * 70_000, ["x" * 70_000], {"x" * 70_000: None}):
+        with pytest.raises(InvalidRequestError, match=rf"\b{name}\b") as caught:
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+        assert len(str(caught.value)) < 400
+        assert str(caught.value)[-1] not in "x'"
+
+
 @pytest.mark.parametrize(
     "params",
     [

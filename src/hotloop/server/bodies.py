@@ -10,7 +10,7 @@ from typing import Any
 from hotloop.engine.chats import Chat
 from hotloop.engine.inputs import Prompt
 from hotloop.errors import InvalidRequestError
-from hotloop.sampling_params import SamplingParams
+from hotloop.sampling_params import MAX_LOGPROBS, SamplingParams
 from hotloop.server.fields import CHAT, FIELDS_OF, MAX_INT64, Endpoint
 from hotloop.server.structure import structured_outputs
 
@@ -161,7 +161,8 @@ def _chat_logprobs(given: Mapping[str, Any]) -> Any:
     wanted = _typed(given, "logprobs", bool, False)
     if given.get("top_logprobs") and not wanted:
         raise InvalidRequestError(f"top_logprobs is {given['top_logprobs']!r:.60} without logprobs: true")
-    return given.get("top_logprobs", 0) if wanted else None
+    num_top = _integer(given, "top_logprobs", 0, MAX_LOGPROBS) or 0
+    return num_top if wanted else None
 
 
 def _prompts(prompt: object) -> list[Any]:
