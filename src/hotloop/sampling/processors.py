@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hotloop import _native
 from hotloop.errors import InvalidRequestError
 from hotloop.sampling_params import LogitsProcessor
 
@@ -39,7 +40,8 @@ class LogitsProcessors:
         for index, (processor, takes_prompt) in enumerate(self._processors):
             name = f"logits_processors[{index}] ({_name(processor)})"
             try:
-                result = processor(self._prompt_token_ids, output, result) if takes_prompt else processor(output, result)
+                with _native.FloatEnvironment(), np.errstate(all="ignore"):  # what it sets of either is nobody else's
+                    result = processor(self._prompt_token_ids, output, result) if takes_prompt else processor(output, result)
             except BaseException as error:
                 if _may_be_of_a_signal(error):
                     raise

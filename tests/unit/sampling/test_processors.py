@@ -129,6 +129,20 @@ def test_objects_that_raise_whatever_they_are_asked() -> None:
             np.testing.assert_array_equal(thread.submit(processed, Untold(error)).result(), ROW)
 
 
+def test_what_a_function_sets_of_numpy_s_errors_is_its_own() -> None:
+    def strict(output_token_ids: Any, logits: Any) -> Any:
+        np.seterr(all="raise")
+        return logits
+
+    def overflows(output_token_ids: Any, logits: Any) -> Any:
+        np.multiply(logits, np.float32(3e38))
+        return logits
+
+    before = np.geterr()
+    np.testing.assert_array_equal(processed(strict, overflows), ROW)
+    assert np.geterr() == before
+
+
 def test_one_row_knows_nothing_of_the_others() -> None:
     """A function that writes wherever it can; rows of a plain request, of one that shares its logits, of a broken one."""
     kept = []
