@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
@@ -125,7 +125,7 @@ class SamplingParams:
             _check(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
         for name, no_list in (("stop", Mapping), ("stop_token_ids", Mapping | str)):
             value = getattr(self, name)
-            is_list = isinstance(value, Collection) and not isinstance(value, no_list)
+            is_list = isinstance(value, Sequence | Set) and not isinstance(value, no_list)
             _check(value is None or is_list, name, value, "a list")
         num_ids = len(self.stop_token_ids or ())
         _check(num_ids <= MAX_TOKEN_IDS, "the length of stop_token_ids", num_ids, f"{MAX_TOKEN_IDS} at most")
@@ -147,7 +147,8 @@ class SamplingParams:
             object.__setattr__(self, "logits_processors", _checked_processors(self.logits_processors))
         if self.allowed_token_ids is not None:
             ids = self.allowed_token_ids
-            _check(isinstance(ids, Collection) and len(ids) > 0, "allowed_token_ids", ids, "a list of at least one token id")
+            is_list = isinstance(ids, Sequence | Set) and len(ids) > 0
+            _check(is_list, "allowed_token_ids", ids, "a list of at least one token id")
             _check(len(ids) <= MAX_TOKEN_IDS, "the length of allowed_token_ids", len(ids), f"{MAX_TOKEN_IDS} at most")
             for token_id in ids:
                 _check_int("allowed_token_ids", token_id)
@@ -183,7 +184,7 @@ class SamplingParams:
         budget = self.thinking_budget
         _check(budget is None or budget >= 0, "thinking_budget", budget, "0 or more tokens")
         mode = self.logprobs_mode
-        _check(mode in ("raw", "processed"), "logprobs_mode", mode, '"raw" or "processed"')
+        _check(isinstance(mode, str) and mode in ("raw", "processed"), "logprobs_mode", mode, '"raw" or "processed"')
 
     def _check_stops(self) -> None:
         for stop in self.stop_strings:
@@ -248,7 +249,7 @@ def _checked_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
 
 
 def _checked_words(name: str, words: Any, most: int) -> tuple[str, ...]:
-    is_list = isinstance(words, Collection) and not isinstance(words, str | bytes | Mapping)
+    is_list = isinstance(words, Sequence | Set) and not isinstance(words, str | bytes | Mapping)
     _check(is_list, name, words, "a list of strings")
     _check(len(words) <= most, f"the length of {name}", len(words), f"{most} at most")
     for word in words:

@@ -46,5 +46,8 @@ def test_a_model_whose_template_is_faulty_or_missing(
     (chat,) = llm.chat(messages, GREEDY, chat_template=other)
     assert (chat.prompt_token_ids, chat.outputs) == (plain.prompt_token_ids, plain.outputs)
     assert "".join(c.text for c in llm.stream_chat(messages, GREEDY, chat_template=other)) == plain.outputs[0].text
+    for wrong in (5, b"{{ x }}", tmp_path, [other]):
+        with pytest.raises(InvalidRequestError, match=r"chat_template is .* it must be a text"):
+            llm.chat(messages, GREEDY, chat_template=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match=message):
         llm.chat(messages, GREEDY)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from hotloop.errors import InvalidRequestError
@@ -31,9 +32,11 @@ BAD = [
     ("dry_sequence_breakers", [b"x"]), ("dry_sequence_breakers", ["x"] * 65), ("bad_words", "x"), ("bad_words", [""]),
     ("bad_words", [5]), ("bad_words", ["x"] * 257), ("bad_words", ["a\ud800"]), ("bad_words", {"x": 1}),
     ("allowed_token_ids", []), ("allowed_token_ids", 5), ("allowed_token_ids", ["a"]), ("allowed_token_ids", [True]),
-    ("allowed_token_ids", [5] * 1025),
+    ("allowed_token_ids", [5] * 1025), ("allowed_token_ids", {5: 1}),
     ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 1.5),
-    ("logprobs_mode", "cooked"), ("logprobs_mode", None),
+    ("logprobs_mode", "cooked"), ("logprobs_mode", None), ("logprobs_mode", np.array(["raw", "raw"])),
+    *((name, np.array([1, 2])) for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias", "top_k")),
+    *((name, np.array(1)) for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "dry_sequence_breakers")),
     ("logit_bias", dict.fromkeys(range(1025), 1)), ("stop_token_ids", [5] * 1025), ("stop", "x" * 1001),
     ("logit_bias", {5: math.nan}), ("logit_bias", {5: "1"}), ("logit_bias", {5: 1, "5": 1}), ("logit_bias", {True: 1}),
 ]  # fmt: skip

@@ -33,7 +33,7 @@ class Chat:
     """A conversation to answer, a kind of prompt. tools, tool_choice, parallel_tool_calls: as in OpenAI's requests.
     chat_template: a jinja2 source to use instead of the model's. chat_template_kwargs: more variables for it.
 
-    Raises: InvalidRequestError for what is wrong with the tools and the variables.
+    Raises: InvalidRequestError for what is wrong with the tools, the type of the template and the variables.
     """
 
     messages: Sequence[Message]
@@ -46,6 +46,8 @@ class Chat:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "use", tool_use(self.tools, self.tool_choice, self.parallel_tool_calls))
+        if not isinstance(self.chat_template, str | None):
+            raise InvalidRequestError(f"chat_template is {self.chat_template!r:.60}; it must be a text, the jinja2 source")
         _check_variables(self.chat_template_kwargs)
 
 
