@@ -22,6 +22,7 @@ _WHITESPACE = r" |\n {0,16}"
 # Characters of a time with nanoseconds and an offset. By the standard a fraction of a second has any number of digits, and a
 # small model finds no end of them.
 _MAX_TIME_CHARS = {"date-time": 35, "time": 24}
+_MAX_BOUND = 2**63 - 1024  # the largest float64 that is an int64
 _MAX_MULTIPLES = 100_000  # of all `multipleOf` together: an automaton has as many states, and compiling is quadratic in them
 
 
@@ -89,20 +90,38 @@ def _as_json(spec: StructuredOutputsParams) -> Callable[[str, str], str]:
 
 
 def _prepare(schema: dict[str, Any], disable_any_whitespace: bool) -> None:
-    _bound_times(schema)
+    _make_enforceable(schema)
     whitespace: dict[str, Any] = (
         {"whitespace_flexible": False} if disable_any_whitespace else {"whitespace_pattern": _WHITESPACE}
     )
     schema["x-guidance"] = {**whitespace, "json_allow_general_unicode_escapes": True}
 
 
-def _bound_times(schema: dict[str, Any]) -> None:
+def _make_enforceable(schema: dict[str, Any]) -> None:
+    """All parts of it; what they allow becomes less, if anything."""
     for path, part in parts_of(schema, schema):
         if path[0] != "#":  # where a reference leads is reached without it
-            _bound_times(part)
+            _make_enforceable(part)
+    if schema.get("uniqueItems") is False:  # says nothing, and the parser does not know the key
+        del schema["uniqueItems"]
+    _bound_times(schema)
+    _bound_numbers(schema)
+
+
+def _bound_times(schema: dict[str, Any]) -> None:
     most = _MAX_TIME_CHARS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
     if most is not None and "maxLength" not in schema and "minLength" not in schema:
         schema["maxLength"] = most
+
+
+def _bound_numbers(schema: dict[str, Any]) -> None:
+    """Bounds that say "an int64", "a float": the parser has no others."""
+    if "enum" in schema or "const" in schema:
+        return
+    for name, sign in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1), ("exclusiveMaximum", 1)):
+        bound = schema.get(name)
+        if isinstance(bound, int | float) and not isinstance(bound, bool) and bound * sign > _MAX_BOUND:
+            schema[name] = sign * _MAX_BOUND
 
 
 def parse_schema(text: str, name: str) -> dict[str, Any]:

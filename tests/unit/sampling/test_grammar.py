@@ -71,6 +71,8 @@ def string(**schema: Any) -> StructuredOutputsParams:
     return form(json={"type": "string", **schema})
 
 
+MAX_FLOAT = 1.7976931348623157e308
+INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
 TWO_FIELDS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]}
 CASES: list[tuple[StructuredOutputsParams, list[str], list[str]]] = [
     (form(regex="[a-z]+ [a-z]+"), ["the one", "a b"], ["the", "the ", " a b", "a  b"]),  # known fault B75
@@ -94,6 +96,13 @@ CASES: list[tuple[StructuredOutputsParams, list[str], list[str]]] = [
     (string(format="time"), ['"11:12:13.123456789-01:30"'], ['"11:12:13.1234567890-01:30"', '"11:12"']),
     (string(format="time", maxLength=9), ['"11:12:13Z"'], ['"11:12:13.1Z"']),
     (form(json={"type": "integer", "maximum": 20_000_000_000}), ["20000000000", "-5"], ["20000000001", "01"]),  # B65
+    # known fault B65: bounds of an int64, a uint64, a float64, wherever they stand; enumerated numbers have no need of them
+    (form(json=INT64), ["-5", f"{-(2**62)}"], [f"{2**63}", "1.5"]),
+    (form(json={"type": ["integer", "null"], "minimum": 0, "maximum": 2**64 - 1}), ["null", f"{2**62}"], ["-1", f"{2**64}"]),
+    (form(json={"type": "number", "minimum": -MAX_FLOAT, "maximum": MAX_FLOAT}), ["-0.5", "12"], ["null", "-1" + "0" * 20]),
+    (form(json={"$defs": {"i": INT64}, "items": {"$ref": "#/$defs/i"}, "type": "array"}), ["[1,-5]"], ["[true]", f"[{2**63}]"]),
+    (form(json={"enum": [2**63 - 1, 5], "maximum": 2**64}), [f"{2**63 - 1}", "5"], ["6"]),
+    (form(json={"type": "array", "uniqueItems": False, "items": {"type": "null"}}), ["[null, null]"], ["[1]"]),
     (form(json={"enum": ["a", 1, None, [2]]}), ['"a"', "1", "null", "[2]"], ['"b"', "2"]),
     (form(json=TWO_FIELDS), ['{"a":1}', '{"a": 1, "b": "x"}', '{\n  "a": 1\n}', '{"a":1,"c":2}'],
      ['{"b":1}', '{"a":"1"}', '{"a":1', '{  "a":1}', '{"a":1,"forecast":"x}']),
