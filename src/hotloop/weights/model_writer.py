@@ -35,11 +35,11 @@ def write_model(model: ModelFile, target: Path, *, overwrite: bool = False) -> i
     files, is named like a part of a split model, there is no such folder, or no space. ModelFileError as the model's
     `read_rows`.
     """
-    _check_target(model, target, overwrite)
-    tensors = {info.name: (info.format, info.shape) for info in model.tensors.values()}
-    header = gguf_header(writable_metadata(model), tensors)
-    nbytes = len(header) + sum(padded(info.nbytes) for info in model.tensors.values())
     try:
+        _check_target(model, target, overwrite)
+        tensors = {info.name: (info.format, info.shape) for info in model.tensors.values()}
+        header = gguf_header(writable_metadata(model), tensors)
+        nbytes = len(header) + sum(padded(info.nbytes) for info in model.tensors.values())
         _remove_leftovers(target)
         free = shutil.disk_usage(target.parent).free
         if free < nbytes + _SPARE_BYTES:

@@ -114,6 +114,8 @@ def _snapshots(reference: HubReference) -> list[Path]:
 def _not_found(model: str) -> str:
     path = Path(os.path.expanduser(model))
     if os.path.isdir(path):
+        if not os.access(path, os.R_OK | os.X_OK):
+            return f"{model} is a folder that you may not read: change its permissions, or ask its owner"
         files = sorted(p.name for p in path.glob("*.gguf"))[:5]
         if files:
             return f"{model} is a folder: name a .gguf file in it ({', '.join(files)})"

@@ -148,6 +148,8 @@ def test_places_where_nothing_can_be_written(path: Path, tmp_path: Path, monkeyp
     with GGUFFile.open(path) as model:
         with pytest.raises(InvalidRequestError, match="is a folder"):
             write_model(model, tmp_path)
+        with pytest.raises(InvalidRequestError, match="cannot be written: File name too long; choose another place"):
+            write_model(model, tmp_path / ("a" * 300))
         with pytest.raises(InvalidRequestError, match=r"there is no folder .*nowhere; make it first"):
             write_model(model, tmp_path / "nowhere" / "out.gguf")
 

@@ -107,3 +107,9 @@ def test_known_but_not_here_names_the_command() -> None:
 def test_an_ollama_model_that_is_not_here_is_named(machine) -> None:
     with pytest.raises(ModelNotFoundError, match="ollama:llama3 is not in Ollama's store"):
         resolve("ollama:llama3")
+
+
+def test_a_folder_that_may_not_be_read_is_said_to_be_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # as for others than root
+    with pytest.raises(ModelNotFoundError, match="is a folder that you may not read"):
+        resolve(str(tmp_path))
