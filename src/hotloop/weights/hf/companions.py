@@ -25,8 +25,10 @@ class Companions:
         self._model_configs = {name: read_optional_json(folder / name) for name in ("generation_config.json", "config.json")}
 
     def added_tokens(self) -> list[AddedToken]:
-        """Added tokens of the configuration, which may know more than the tokenizer file."""
-        decoder = self._config.get("added_tokens_decoder") or {}
+        """Added tokens of the configuration, which may know more than the tokenizer file; before it had any, of a file."""
+        decoder = self._config.get("added_tokens_decoder")
+        if decoder is None:
+            return self._added_tokens_file()
         if not isinstance(decoder, dict):
             raise ModelFileError(f"{self._config_path}: added_tokens_decoder must be an object, not {decoder!r:.60}")
         entries = [
@@ -34,6 +36,16 @@ class Companions:
             for key, entry in decoder.items()
         ]
         return read_added_tokens(entries, self._config_path)
+
+    def _added_tokens_file(self) -> list[AddedToken]:
+        path = self._folder / "added_tokens.json"
+        further = [config.get("additional_special_tokens") for config in (self._config, self._special_map)]
+        special = [text for texts in further if isinstance(texts, list) for text in texts]
+        entries = [
+            {"id": token_id, "content": text, "special": text in special}
+            for text, token_id in read_optional_json(path).items()
+        ]
+        return read_added_tokens(entries, path)
 
     def token_text(self, name: str) -> str | None:
         """The text of the token that is configured as bos, eos, unk or pad."""

@@ -25,7 +25,7 @@ from hotloop.weights.safetensors import StoredTensor
 # Beside the weights, what a model's answers depend on.
 _COMPANIONS = (
     CONFIG, "quantize_config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 
 class HFFolder(ModelFile):

@@ -13,7 +13,7 @@ from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.hf.sentencepiece_model import read_sentencepiece_model
 from hotloop.weights.hf.tokenizer import tokenizer_metadata
 from nasty_corpus import nasty_corpus
-from tokenizer_folders import SPACE, USER_DEFINED, small_vocabulary
+from tokenizer_folders import SPACE, USER_DEFINED, small_vocabulary, write_folder
 
 
 def varint(value: int) -> bytes:
@@ -61,6 +61,25 @@ def test_ids_are_those_of_the_model_file(tmp_path: Path, prefix: bool) -> None:
     for text in nasty_corpus():
         for parse_special in (False, True):
             assert ours.encode(text, parse_special=parse_special) == theirs.encode(text, parse_special=parse_special)
+
+
+def test_added_tokens_in_a_file_of_their_own(tmp_path: Path) -> None:  # as folders had them before added_tokens_decoder
+    (tmp_path / "tokenizer.model").write_bytes(model())
+    num_tokens = len(small_vocabulary("small_spm")["tokens"])
+    added = {"<|im_start|>": num_tokens, "<end>": num_tokens + 1, "<tool>": num_tokens + 2, "<s>": num_tokens + 3}
+    special = {"additional_special_tokens": ["<end>", {"an": "object"}]}
+    write_folder(tmp_path, None, added_tokens=added, special_tokens_map=special)
+    metadata = tokenizer_metadata(tmp_path)
+    assert metadata["tokenizer.ggml.tokens"][num_tokens:] == ["<|im_start|>", "<end>", "<tool>"]  # <s> is there already
+    assert metadata["tokenizer.ggml.token_type"][num_tokens:].tolist() == [3, 3, USER_DEFINED]
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert num_tokens in tokenizer.encode("a<|im_start|>b", parse_special=True)
+    assert num_tokens + 2 in tokenizer.encode("a<tool>b")
+    write_folder(tmp_path, None, tokenizer_config={"added_tokens_decoder": {}})  # which says that there are none
+    assert len(tokenizer_metadata(tmp_path)["tokenizer.ggml.tokens"]) == num_tokens
+    write_folder(tmp_path, None, tokenizer_config={}, added_tokens={"<a>": "1"})
+    with pytest.raises(ModelFileError, match=r"added_tokens.json: added_tokens\[0\] needs an id"):
+        tokenizer_metadata(tmp_path)
 
 
 def test_a_model_without_bos(tmp_path: Path) -> None:
