@@ -19,7 +19,7 @@ from hotloop.server.event_stream import while_connected
 T = TypeVar("T")
 
 _LONG_BODY = 4000  # bytes: longer ones are read and tokenized off the event loop
-_FORM = re.compile(rb"response_format|structured_outputs|\\u00")  # compiled; names of fields may be in escapes
+_FORM = re.compile(rb"response_format|structured_outputs|\"tools\"|\\u00")  # compiled; names of fields may be in escapes
 _MAX_CONTAINERS = 500_000  # in a body; while Python makes and frees them, it writes no tokens
 
 
