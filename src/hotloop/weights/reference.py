@@ -55,7 +55,7 @@ def parse_reference(model: str) -> HubReference | OllamaReference | None:
         match = _HUB.fullmatch(model)
         file = None if match is None else match["file"]
         if match is None or not (file is None or (file.endswith(".gguf") and stays_inside(file))):
-            raise ModelNotFoundError(f"{model!r:.200} is no hub reference: write hf:owner/repo[/file.gguf]")
+            raise ModelNotFoundError(f"{model!r:.200} is no hub reference: write hf:owner/repo[@revision][/file.gguf]")
         if any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in model.split("/")):
             raise ModelNotFoundError(f"{model!r:.200} is no hub reference: a name in it has over {_MAX_PART_BYTES} bytes")
         return HubReference(f"{match['owner']}/{match['repo']}", file, match["revision"])
