@@ -74,8 +74,11 @@ class ArchMetadata:
         return tuple(bool(item) for item in value[:count])
 
     def error(self, name: str, problem: str) -> ModelFileError:
-        """An error about a key, naming file and key."""
-        return ModelFileError(f"{self.file.path}: metadata key {self.architecture}.{name} {problem}")
+        """An error about a key, naming file and key, and what a folder's configuration calls it."""
+        key = f"{self.architecture}.{name}"
+        called = self.file.source_key(key)
+        where = f" ({called} in config.json)" if called else ""
+        return ModelFileError(f"{self.file.path}: metadata key {key} {problem}{where}")
 
     def check_all_used(self, harmless_prefixes: tuple[str, ...] = ()) -> None:
         """Raise ModelFileError naming every key that was not read and may change the mathematics."""

@@ -142,6 +142,10 @@ class ModelFile(ABC):
         """What the files call a tensor, whether or not it is there: for messages."""
         return name
 
+    def source_key(self, key: str) -> str | None:
+        """What the files call a metadata key, where they have another name for it: for messages."""
+        return None
+
     def unreadable(self, name: str, why: str) -> ModelFileError:
         """The error of a tensor that was there when the file was opened."""
         return ModelFileError(

@@ -98,6 +98,9 @@ class QuantizedModel(ModelFile):
     def source_name(self, name: str) -> str:
         return self.source.source_name(name)
 
+    def source_key(self, key: str) -> str | None:
+        return self.source.source_key(key)
+
     def close(self) -> None:
         self._team = None
         self.source.close()

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from hotloop.errors import ModelFileError
 from hotloop.quant.formats import WEIGHT_FORMATS
 from hotloop.weights.hf.architecture import Architecture, Rule
+from hotloop.weights.hf.config import HFConfig
 from hotloop.weights.hf.configuration import CONFIG, read_configuration
 from hotloop.weights.hf.generation import sampling_metadata
+from hotloop.weights.hf.keys import config_name
 from hotloop.weights.hf.names import Names
 from hotloop.weights.hf.quantized import gather_weights
 from hotloop.weights.hf.shards import Shards, open_shards
@@ -42,6 +44,7 @@ class HFFolder(ModelFile):
         metadata: Mapping[str, MetadataValue],
         sources: Mapping[str, TensorSource],
         names: Names,
+        config: HFConfig,
     ) -> None:
         """Use `HFFolder.open`."""
         companions = tuple(path / name for name in _COMPANIONS if (path / name).is_file())
@@ -56,6 +59,7 @@ class HFFolder(ModelFile):
         self._shards = shards
         self._sources = ordered
         self._names = names
+        self._config = config
 
     @classmethod
     def open(cls, path: str | Path) -> HFFolder:
@@ -92,7 +96,7 @@ class HFFolder(ModelFile):
             metadata |= tokenizer_metadata(path, embedding.shape[0] if embedding and embedding.shape else None)
             metadata |= sampling_metadata(path)
             metadata |= {"general.architecture": architecture.name, "general.name": path.resolve().name}
-            return cls(path, shards, metadata, sources, names)
+            return cls(path, shards, metadata, sources, names, config)
         except BaseException:
             shards.close()
             raise
@@ -113,6 +117,10 @@ class HFFolder(ModelFile):
     def source_name(self, name: str) -> str:
         """The folder's own name of a tensor, whether or not it is there."""
         return self._names.source(name)
+
+    def source_key(self, key: str) -> str | None:
+        """The key in config.json that a metadata key comes from."""
+        return config_name(self._config, key.partition(".")[2])
 
     def close(self) -> None:
         self._shards.close()

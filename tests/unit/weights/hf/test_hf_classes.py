@@ -11,6 +11,7 @@ from golden_models import CASES, GoldenCase
 from hotloop.errors import ModelFileError
 from hotloop.models.registry import load_model_spec
 from hotloop.weights.open_model import open_model
+from hotloop.weights.quantized_model import open_quantized
 from tiny_folders import write_golden_folder, write_json, write_tiny_folder
 
 
@@ -140,3 +141,27 @@ def test_parameters_of_all_layers_in_a_class_whose_layers_differ(architecture: s
         read = metadata_of(tmp_path, architecture, {"rope_scaling": None, "rope_parameters": section}, window=window)
         assert read.keys() == plain.keys()
         assert all(np.array_equal(read[key], plain[key]) for key in plain)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "sizes", "message"),
+    [
+        ("llama", {"rms_norm_eps": 0.0}, {}, r"layer_norm_rms_epsilon must be .* 0.0 \(rms_norm_eps in config.json\)"),
+        ("llama", {}, {"head_dim": 24}, r"key_length .* is 24; .* \(head_dim in config.json\)"),
+        ("gpt2", {}, {"num_heads": 8, "num_kv_heads": 8, "head_dim": 8}, r"key_length .* is 8; .* \(n_embd in config.json\)"),
+        ("gpt2", {"layer_norm_epsilon": 0}, {}, r"must be greater than 0, .* \(layer_norm_epsilon in config.json\)"),
+        ("starcoder2", {"norm_epsilon": 0}, {}, r"must be greater than 0, .* \(norm_epsilon in config.json\)"),
+        ("gemma3", {"rope_local_base_freq": 1.0}, {}, r"must be greater than 1, .* \(rope_local_base_freq in config.json\)"),
+        ("granite", {"residual_multiplier": 0}, {}, r"must be greater than 0, .* \(residual_multiplier in config.json\)"),
+    ],
+)
+def test_a_value_that_the_model_refuses_is_named_as_the_folder_names_it(
+    architecture: str, config: dict[str, Any], sizes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelFileError, match=message):
+        metadata_of(tmp_path, architecture, config, **sizes)
+    with (
+        open_quantized(tmp_path / "f", "q8_0") as quantized,
+        pytest.raises(ModelFileError, match=message),
+    ):
+        load_model_spec(quantized)
