@@ -14,7 +14,7 @@ from hotloop.errors import InvalidRequestError
 from hotloop.nesting import MAX_LEVELS, is_too_deep
 from hotloop.sampling.call_grammar import triggered_grammar, whole_grammar
 from hotloop.sampling.gbnf import gbnf_to_lark
-from hotloop.sampling.schema_fault import fault_path, parts_of
+from hotloop.sampling.schema_fault import Step, fault_path, parts_of, written_path
 from hotloop.structured_outputs import StructuredOutputsParams
 
 # White space that JSON may have wherever it allows any: a model that likes to lay out its JSON can, and none can go on forever.
@@ -22,6 +22,7 @@ _WHITESPACE = r" |\n {0,16}"
 # Characters of a time with nanoseconds and an offset. By the standard a fraction of a second has any number of digits, and a
 # small model finds no end of them.
 _MAX_TIME_CHARS = {"date-time": 35, "time": 24}
+_CONSTANTS = ("const", "enum")
 _MAX_BOUND = 2**63 - 1024  # the largest float64 that is an int64
 _MAX_MULTIPLES = 100_000  # of all `multipleOf` together: an automaton has as many states, and compiling is quadratic in them
 
@@ -115,13 +116,17 @@ def _bound_times(schema: dict[str, Any]) -> None:
 
 
 def _bound_numbers(schema: dict[str, Any]) -> None:
-    """Bounds that say "an int64", "a float": the parser has no others."""
+    """Bounds that say "an int64", "a float", or are no float64: the parser has no others."""
     if "enum" in schema or "const" in schema:
         return
     for name, sign in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1), ("exclusiveMaximum", 1)):
         bound = schema.get(name)
-        if isinstance(bound, int | float) and not isinstance(bound, bool) and bound * sign > _MAX_BOUND:
+        if not isinstance(bound, int | float) or isinstance(bound, bool):
+            continue
+        if bound * sign > _MAX_BOUND:
             schema[name] = sign * _MAX_BOUND
+        elif isinstance(bound, int) and abs(bound) <= _MAX_BOUND and float(bound) * sign > bound * sign:
+            schema[name] = int(math.nextafter(float(bound), -sign * math.inf))
 
 
 def parse_schema(text: str, name: str) -> dict[str, Any]:
@@ -132,6 +137,7 @@ def parse_schema(text: str, name: str) -> dict[str, Any]:
         schema = None
     if schema is None or is_too_deep(schema):
         raise InvalidRequestError(f"{name} is nested on more than {MAX_LEVELS} levels; simplify it")
+    _check_numbers(schema, name)
     multiples = _multiples(text)
     if math.lcm(*multiples) > _MAX_MULTIPLES:
         where = name + fault_path(schema, lambda part: math.lcm(*_multiples(json.dumps(part))) > _MAX_MULTIPLES)
@@ -142,6 +148,34 @@ def parse_schema(text: str, name: str) -> dict[str, Any]:
     if "x-guidance" in schema:
         raise InvalidRequestError(f"{name} has the key 'x-guidance', which is not supported; leave it out")
     return schema
+
+
+def _check_numbers(schema: dict[str, Any], name: str) -> None:
+    """Raises InvalidRequestError for a number that the parser would write as another one, or that would end its process.
+
+    Of the latter kind is an integer that can be no more than the least int64. A reference may lead anywhere in a schema, so the
+    place of a number does not matter.
+    """
+    for path, key, number in _numbers(schema):
+        fault = None
+        if key in (*_CONSTANTS, "maximum", "exclusiveMaximum") and number < -_MAX_BOUND:
+            fault = f"less than {-_MAX_BOUND} is not supported"
+        elif key in _CONSTANTS and isinstance(number, int) and not (number <= _MAX_BOUND and float(number) == number):
+            fault = "it would be rounded to a float64; give it as a string"
+        if fault is not None:
+            raise InvalidRequestError(f"{name}{written_path(path)} is {number!r:.40}; {fault}")
+
+
+def _numbers(value: object, path: tuple[Step, ...] = (), key: str = "") -> Iterator[tuple[tuple[Step, ...], str, int | float]]:
+    """All there are, with their paths and keywords."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _numbers(part, (*path, name), key if key in _CONSTANTS else name)
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from _numbers(part, (*path, index), key)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, key, value
 
 
 def _multiples(schema: str) -> set[int]:

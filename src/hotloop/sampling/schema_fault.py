@@ -40,12 +40,12 @@ def fault_path(schema: Schema, fails_alike: Callable[[Schema], bool]) -> str:
             seen.add(here)
             num_tries += 1
             if num_tries > _MAX_TRIES or time.monotonic() > end_s:
-                return _written(path)
+                return written_path(path)
             if fails_alike({**shared, **child}):
                 path, part = here, child
                 break
         else:
-            return _written(path)
+            return written_path(path)
 
 
 def parts_of(root: Schema, schema: Schema) -> Iterator[tuple[tuple[Step, ...], Schema]]:
@@ -73,7 +73,9 @@ def _pointed_at(schema: Schema) -> tuple[Step, ...] | None:
     return tuple(step.replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/"))
 
 
-def _written(path: tuple[Step, ...]) -> str:
+def written_path(path: tuple[Step, ...]) -> str:
+    """As fault_path says it."""
+
     def step(name: Step) -> str:
         if isinstance(name, int):
             return f"[{name}]"

@@ -1,6 +1,7 @@
 """What each form allows, token by token, on both families of tokenizers; and what cannot be enforced is refused."""
 
 import json
+import re
 import threading
 from typing import Any
 
@@ -101,7 +102,10 @@ CASES: list[tuple[StructuredOutputsParams, list[str], list[str]]] = [
     (form(json={"type": ["integer", "null"], "minimum": 0, "maximum": 2**64 - 1}), ["null", f"{2**62}"], ["-1", f"{2**64}"]),
     (form(json={"type": "number", "minimum": -MAX_FLOAT, "maximum": MAX_FLOAT}), ["-0.5", "12"], ["null", "-1" + "0" * 20]),
     (form(json={"$defs": {"i": INT64}, "items": {"$ref": "#/$defs/i"}, "type": "array"}), ["[1,-5]"], ["[true]", f"[{2**63}]"]),
-    (form(json={"enum": [2**63 - 1, 5], "maximum": 2**64}), [f"{2**63 - 1}", "5"], ["6"]),
+    (form(json={"enum": [1e22, 5], "maximum": 1e23}), ["1" + "0" * 22, "5"], ["6"]),
+    (form(json={"enum": [1024 - 2**63, 2**62]}), [f"{1024 - 2**63}", f"{2**62}"], [f"{2**62 + 1}"]),
+    (form(json={"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 7}),
+     [f"{2**53 + 4}"], [f"{2**53}", f"{2**53 + 8}"]),
     (form(json={"type": "array", "uniqueItems": False, "items": {"type": "null"}}), ["[null, null]"], ["[1]"]),
     (form(json={"enum": ["a", 1, None, [2]]}), ['"a"', "1", "null", "[2]"], ['"b"', "2"]),
     (form(json=TWO_FIELDS), ['{"a":1}', '{"a": 1, "b": "x"}', '{\n  "a": 1\n}', '{"a":1,"c":2}'],
@@ -128,6 +132,14 @@ def test_texts(family: tuple[Tokenizer, GrammarCompiler], case: int) -> None:
         assert not accepts(*family, spec, text), text
 
 
+LEAST = -(2**63)  # an integer that is this one, and the parser goes on for ever
+DEADLY = {
+    ".const": {"const": LEAST}, ".enum[1]": {"enum": [5, LEAST + 1]}, ".const.a[0]": {"const": {"a": [LEAST + 512]}},
+    ".maximum": {"type": "integer", "minimum": LEAST, "maximum": LEAST + 5},
+    ".exclusiveMaximum": {"type": "integer", "exclusiveMaximum": -1e300, "minimum": -1e301},
+    ".properties.a.anyOf[1].const": {"properties": {"a": {"anyOf": [{}, {"const": LEAST}]}}},
+    ".elsewhere.properties.const": {"$ref": "#/elsewhere/properties", "elsewhere": {"properties": {"const": LEAST}}},
+}  # fmt: skip
 UNENFORCEABLE = {
     "Invalid type: nonsense": form(json={"type": "object", "properties": {"x": {"type": "nonsense"}}}),  # known fault B65
     "unclosed character class": form(regex="(["),
@@ -146,6 +158,11 @@ UNENFORCEABLE = {
     "least common multiple": form(json={"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}),
     "too fine": form(grammar='start: %json {"type": "integer", "multiple\\u004ff": 999983}'),
     "what follows %json": form(grammar="start: %json {"),
+    # known fault B66: not an answer with another number
+    r"json.properties.a.enum\[1\] is 9223372036854775808": form(json={"properties": {"a": {"enum": [5, 2**63]}}}),
+    r"json.items.const.x\[0\] is 9007199254740993": form(json={"items": {"const": {"x": [2**53 + 1]}}}),
+    "schema.const is 9999999999999999999": form(grammar='start: %json {"const": 9999999999999999999}'),
+    **{re.escape(f"json{path} is"): form(json=schema) for path, schema in DEADLY.items()},  # known fault B65
     "no rule 'root'": form(grammar="Start ::= [a]"),
     'unknown name: "foo"': form(grammar="start: foo"),
     "nested": form(grammar="start: " + "(" * 60_000),
