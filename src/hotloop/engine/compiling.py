@@ -54,12 +54,13 @@ class Compiling:
     def constraint(self, request: Request, grammars: Grammars) -> Constraint | None:
         """What limits the tokens of a request. grammars: what ``cached`` gave or a job that is done."""
         params, thinking = request.params, request.thinking
-        constraint = None
-        if params.structured_outputs is not None:
-            constraint = grammars[params.structured_outputs].start(request.stop_token_ids, thinking, request.max_tokens)
+        form = None if params.structured_outputs is None else grammars[params.structured_outputs]
+        constraint = None if form is None else form.start(request.stop_token_ids, thinking, request.max_tokens)
         if params.thinking_budget is not None and thinking is not None:
             token_text = self._compiler.token_index().text
-            constraint = ThinkingBudget(thinking, params.thinking_budget, token_text, constraint)
+            constraint = ThinkingBudget(
+                thinking, params.thinking_budget, token_text, constraint, begins_free=form is not None and form.begins_free
+            )
         return constraint
 
     def take_done(self) -> list[tuple[Sequence[Request], Future[Grammars]]]:

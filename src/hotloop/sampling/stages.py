@@ -117,20 +117,28 @@ class _InForm:
 
 
 class StagedConstraint:
-    """Goes through stages; implements `Constraint`. thinking: what comes first if the answer begins with that token.
-    max_tokens: of the whole answer, None if nobody knows."""
+    """Goes through stages; implements `Constraint`. thinking: what comes first if the answer begins with that token; of free
+    text, with that marker, whose text may be of any tokens. max_tokens: of the whole answer, None if nobody knows."""
 
     def __init__(
         self,
         first: Stage,
         index: TokenIndex,
         stop_token_ids: Collection[int],
-        thinking: tuple[int, Stage] | None = None,
+        thinking: tuple[int | Markers, Stage] | None = None,
         max_tokens: int | None = None,
     ) -> None:
         self._index = index
         self._stop_token_ids = frozenset(stop_token_ids)
-        self._thinking = thinking
+        self._thinking: tuple[int, Stage] | None = None
+        self._opening: tuple[Markers, Stage] | None = None
+        if thinking is not None:
+            begin, stage = thinking
+            if isinstance(begin, int):
+                self._thinking = begin, stage
+            else:
+                self._opening = begin, stage
+        self._opening_states: list[State] = [START]  # while there may be one: before each id pushed, and now
         self._max_tokens = max_tokens
         self._num_pushed = 0
         self._passed: list[_InFree | _InForm] = []  # all stages so far; the last is where it is
@@ -182,10 +190,14 @@ class StagedConstraint:
             self._num_pushed += 1
             self._enter(self._thinking[1], "")
         elif isinstance(now, _InFree):
-            state, found = now.stage.markers.advance(now.states[-1], self._index.text(token_id))
+            text = self._index.text(token_id)
+            state, found = now.stage.markers.advance(now.states[-1], text)
             now.states.append(state)
+            thought = self._opened(text)
             self._num_pushed += 1
-            if found is not None:
+            if thought is not None:
+                self._enter(*thought)
+            elif found is not None:
                 self._enter(now.stage.follow[found[0]], found[1])
         elif now.may_skip and token_id in self._index.line_end_ids:
             now.num_skipped += 1
@@ -195,6 +207,16 @@ class StagedConstraint:
             now.fed.append(token_id)
             self._num_pushed += 1
             self._leave(now)
+
+    def _opened(self, text: str) -> tuple[Stage, str] | None:
+        """The thinking that an answer of free text begins with, if it does so with more text, and what it goes on with."""
+        if self._opening is None or len(self._opening_states) <= self._num_pushed:
+            return None
+        markers, stage = self._opening
+        state, found = markers.advance(self._opening_states[-1], text)
+        if state is not None:
+            self._opening_states.append(state)
+        return None if found is None else (stage, found[1])
 
     def push_draft(self, token_id: int) -> bool:
         if token_id in self._stop_token_ids:
@@ -256,6 +278,7 @@ class StagedConstraint:
         while self._passed[-1].since > num_left:
             self._passed.pop()
         self._num_pushed = num_left
+        del self._opening_states[num_left + 1 :]
         now = self._passed[-1]
         num_here = num_left - now.since
         if isinstance(now, _InFree):
@@ -277,6 +300,11 @@ class Form:
         self._thoughts: dict[str, Free] = {}  # by the text that ends them
 
     @property
+    def begins_free(self) -> bool:
+        """Whether the answer may begin with any text."""
+        return isinstance(self._first, Free)
+
+    @property
     def num_started(self) -> int:
         return max(grammar.num_started for grammar in self._grammars)
 
@@ -296,5 +324,8 @@ class Form:
             self._thoughts[thinking.end] = thought
         if thinking.is_open:
             return StagedConstraint(thought, self._index, stop_token_ids, None, max_tokens)
-        begin = (thinking.begin_ids[0], thought) if len(thinking.begin_ids) == 1 else None
+        if self.begins_free:
+            begin: tuple[int | Markers, Stage] | None = Markers([thinking.begin], at_start=True), thought
+        else:
+            begin = (thinking.begin_ids[0], thought) if len(thinking.begin_ids) == 1 else None
         return StagedConstraint(self._first, self._index, stop_token_ids, begin, max_tokens)

@@ -30,19 +30,26 @@ class ThinkingBudget:
     all that is allowed. Implements `Constraint`.
 
     Where an answer is with its thinking is told by its text, as its readers tell it: markers may be written in any tokens, and
-    the first one counts only at the very beginning. An answer of another form has to begin with the first one's own token.
+    the first one counts only at the very beginning. An answer in a form has to begin with the first one's own token.
     """
 
     def __init__(
-        self, thinking: Thinking, budget: int, token_text: Callable[[int], str], inner: Constraint | None = None
+        self,
+        thinking: Thinking,
+        budget: int,
+        token_text: Callable[[int], str],
+        inner: Constraint | None = None,
+        *,
+        begins_free: bool = False,
     ) -> None:
         """token_text: of a token, as in `Markers`. inner: what else limits the tokens; it allows the end of thinking at any
-        time."""
+        time. begins_free: whether it lets an answer begin with any text."""
         self._begin, self._end = Markers([thinking.begin], at_start=True), Markers([thinking.end])
         self._begin_ids, self._end_ids = thinking.begin_ids, thinking.end_ids
         self._budget = budget
         self._token_text = token_text
         self._inner = inner
+        self._needs_token = inner is not None and not begins_free
         self._states = [_State("thinking" if thinking.is_open else "undecided")]  # before each id pushed, and now
 
     @property
@@ -101,7 +108,7 @@ class ThinkingBudget:
         text, marker = self._token_text(token_id), state.marker
         num_tokens, recent_ids = state.num_tokens + 1, (*state.recent_ids, token_id)[-len(self._end_ids) :]
         if state.phase == "undecided":
-            if self._inner is not None and (token_id,) != self._begin_ids:
+            if self._needs_token and (token_id,) != self._begin_ids:
                 return _ANSWERING
             marker, found = self._begin.advance(marker, text)
             if found is None:

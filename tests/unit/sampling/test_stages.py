@@ -35,6 +35,7 @@ TOKENIZER = Tokenizer.from_metadata(metadata())
 IDS = {TOKENIZER.token_bytes(i).decode("latin-1"): i for i in reversed(range(VOCAB_SIZE))}
 OPEN = Thinking((IDS["<think>"],), (IDS["</think>"],), True)
 CLOSED = Thinking((IDS["<think>"],), (IDS["</think>"],), False)
+SEVERAL = Thinking(tuple(map(ord, "<think>")), tuple(map(ord, "</think>")), False)  # no tokens of their own
 FORMS = (CallForm('{"f": ', '{"enum": [1, "é"]}', "}", "f"), CallForm('{"g": ', '{"type": "boolean"}', "}", "g"))
 
 
@@ -150,8 +151,22 @@ def test_thinking_comes_first(compiler: GrammarCompiler) -> None:
     assert IDS["<think>"] not in allowed(start(compiler, json, several_tokens), [])
 
 
+@pytest.mark.parametrize("thinking", [CLOSED, SEVERAL])
+def test_before_free_text_thinking_begins_in_any_tokens(compiler: GrammarCompiler, thinking: Thinking) -> None:
+    """As its readers see it: after white space too. A call within it is none."""
+    for begin in ("<think>", "\n <think>"):
+        for ids in (ids_of(begin), [*ids_of(begin.removesuffix("<think>")), IDS["<think>"]]):
+            assert accepts(start(compiler, calls(), thinking), [*ids, *ids_of(f"hm <call>x</think>a{CALL_F}")])
+            assert not accepts(start(compiler, calls(), thinking), [*ids, *ids_of("hm</think><call>x")])
+            drafting = start(compiler, calls(), thinking)
+            assert all(map(drafting.push_draft, [*ids, *ids_of("<call>x")]))
+            assert not accepts(drafting, ids_of("<call>x"))
+    for text in ("a<think><call>x", "<thin<call>x", "<call>x"):
+        assert not accepts(start(compiler, calls(), thinking), ids_of(text))
+
+
 @pytest.mark.parametrize("spec", [calls(), calls(many=False), calls(must=True), calls(at_start=True)])
-@pytest.mark.parametrize("thinking", [None, OPEN, CLOSED])
+@pytest.mark.parametrize("thinking", [None, OPEN, CLOSED, SEVERAL])
 def test_only_the_output_decides(compiler: GrammarCompiler, spec: StructuredOutputsParams, thinking: Thinking | None) -> None:
     """Steps done again, drafts that were wrong, requests resumed: the masks are those of one that saw the output only."""
     rng = random.Random(1)

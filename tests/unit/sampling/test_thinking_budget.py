@@ -171,6 +171,15 @@ class Letters:
         return [97] if self.pushed[-1:] == [END] else []
 
 
+@pytest.mark.parametrize("thinking", [ONE, MANY])
+def test_an_answer_that_may_begin_with_any_text_may_think_in_any_tokens(thinking: Thinking) -> None:
+    output = [*b"\n <think>ab"]
+    for begins_free in (False, True):
+        one = ThinkingBudget(thinking, 2, token_text, Letters(), begins_free=begins_free)
+        one.sync(output)
+        assert one.forced_token_ids()[:1] == ([thinking.end_ids[0]] if begins_free else [])
+
+
 def test_over_another_constraint() -> None:
     one = budget_of(1, replace(ONE, is_open=True), Letters())  # type: ignore[arg-type]
     assert allowed(one) is None
