@@ -112,6 +112,12 @@ def test_version(monkeypatch, capsys) -> None:
     assert "Commands:" in "".join(capsys.readouterr())
 
 
+def test_the_package_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "hotloop", "nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "No such command 'nonsense'" in done.stderr
+
+
 def hotloop(arguments: str, redirection: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     """`hotloop ARGUMENTS` under a shell, with standard streams as it redirects them."""
     code = 'import sys; sys.argv[0] = "hotloop"; from hotloop.cli.main import main; main()'

@@ -1,0 +1,5 @@
+"""`python -m hotloop`: the `hotloop` command."""
+
+from hotloop.cli.entry import main
+
+main()
