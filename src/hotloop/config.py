@@ -78,7 +78,7 @@ class EngineConfig:
             ("quantize", (None, *get_args(QuantizationName))),
         ):
             if getattr(self, name) not in allowed:
-                known = ", ".join(map(str, allowed))
+                known = ", ".join(map(str, filter(None, allowed)))
                 raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; it must be one of {known}")
 
     @property

@@ -122,6 +122,16 @@ def test_one_model_answers_all_where_it_was_named(llm: LLM, tmp_path: Path) -> N
     assert answers["a"]["response"]["body"]["model"] == "tiny"
 
 
+def test_the_command_says_where_errors_are_and_that_they_count_as_done(model: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(line("a", prompt="a", max_tokens=1) + "\n" + line("b") + "\n")
+    environment = {**os.environ, "HOTLOOP_HOME": str(tmp_path), "PYTHONPATH": str(Path(hotloop.__file__).parents[1])}
+    command = [sys.executable, "-m", "hotloop.cli.main", "batch", source, target, "--model", model]
+    said = [subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120).stderr for _ in range(2)]
+    assert f"1 answered, 1 failed ({target} says why), 0 done before" in said[0]
+    assert f"all 2 lines were done before; errors count: a line taken out of {target} is done again" in said[1]
+
+
 def test_killed_and_started_again_until_it_is_done(model: Path, tmp_path: Path) -> None:
     """kill -9 at any time loses no finished line, and the answers are those of one run."""
     source, target, reference = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"

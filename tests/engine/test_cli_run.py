@@ -132,6 +132,7 @@ def test_stats_and_suggestion_are_on_stderr(environment: dict[str, str], model: 
         (["--top-p", "0"], "top_p is 0"),
         (["--max-tokens", "0"], "max_tokens is 0"),
         (["--kv-dtype", "f8"], "kv_dtype is 'f8'"),
+        (["--quantize", "q9"], "quantize is 'q9'; it must be one of f32, f16"),
         (["--isa", "sse2"], "'sse2' is not usable"),
         (["--stop", ""], "non-empty"),
         (["--max-model-len", "3"], "context length is 3"),

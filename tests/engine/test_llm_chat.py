@@ -33,7 +33,10 @@ def test_the_file_s_own_template_is_what_runs(tmp_path: Path) -> None:  # known 
     assert [o.outputs for o in llm.chat([messages, messages], GREEDY)] == [output.outputs] * 2
 
 
-@pytest.mark.parametrize(("template", "message"), [("{% for %}", "pass another one"), (None, "has no chat template")])
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [("{% for %}", "pass another one"), (None, r"has no chat template; use generate\(\), /v1/completions")],
+)
 def test_a_model_whose_template_is_faulty_or_missing(
     tmp_path: Path, template: str | None, message: str
 ) -> None:  # known fault B99

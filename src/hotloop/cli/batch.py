@@ -55,7 +55,10 @@ def command(
         raise InvalidRequestError(f"no line of {source} names a model; use --model")
     with BatchOutput(target) as output:
         if all(line.key in output.done for line in read_batch(source)):
-            print(f"all {total} lines were done before", file=sys.stderr)
+            print(
+                f"all {total} lines were done before; errors count: a line taken out of {target} is done again",
+                file=sys.stderr,
+            )
             return
         llm = opt.load(
             name, yes=yes, isa=isa, quantize=quantize, tell=True, threads=threads, max_model_len=max_model_len,
@@ -68,8 +71,9 @@ def command(
         with _Bar(total) as bar:
             counts = run_batch(llm, source, output, model, bar.show)
     elapsed_s = time.perf_counter() - start_s
+    why = f" ({target} says why)" if counts.failed else ""
     print(
-        f"{counts.answered} answered, {counts.failed} failed, {counts.skipped} done before; "
+        f"{counts.answered} answered, {counts.failed} failed{why}, {counts.skipped} done before; "
         f"{counts.prompt_tokens} prompt and {counts.completion_tokens} completion tokens in {elapsed_s:.1f} s "
         f"({counts.completion_tokens / elapsed_s:.1f} completion tokens/s, aggregate)",
         file=sys.stderr,

@@ -39,7 +39,7 @@ def command(
 ) -> None:
     """Quantize a model's weights into a new GGUF file; everything else of it is kept.
 
-    IN is a GGUF file or a Hugging Face folder with weights of floats. OUT appears when it is complete.
+    MODEL is a GGUF file or a Hugging Face folder with weights of floats. OUT.gguf appears when it is complete.
     """
     import json
     import signal

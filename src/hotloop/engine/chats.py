@@ -142,7 +142,9 @@ class ChatRenderer:
     def _template(self, source: str | None) -> ChatTemplate:
         source = self._tokenizer.chat_template if source is None else source
         if source is None:
-            raise InvalidRequestError(f"{self._name} has no chat template; use generate() (--raw on the command line)")
+            raise InvalidRequestError(
+                f"{self._name} has no chat template; use generate(), /v1/completions or `hotloop run --raw`"
+            )
         template = self._latest
         if template is None or template.source != source:
             template = ChatTemplate(source, bos_token=self._token_text("bos"), eos_token=self._token_text("eos"))

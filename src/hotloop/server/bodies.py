@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from hotloop.engine.inputs import Prompt
 from hotloop.errors import InvalidRequestError
 from hotloop.sampling_params import MAX_LOGPROBS, SamplingParams
 from hotloop.server.fields import CHAT, FIELDS_OF, MAX_INT64, Endpoint
-from hotloop.server.structure import structured_outputs
+from hotloop.server.structure import STRUCTURED_OUTPUTS_NAMES, structured_outputs
 
 _CHAT_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, of /v1/completions
@@ -97,12 +97,19 @@ def _check_fields(endpoint: Endpoint, given: Mapping[str, Any], live: bool) -> N
     for name, value in given.items():
         field = known.get(name)
         if field is None:
-            near = difflib.get_close_matches(str(name)[:60], sorted(known), n=1)
-            raise InvalidRequestError(f"unknown field {name!r:.60}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise InvalidRequestError(f"unknown field {name!r:.60}{_suggestion(str(name)[:60], known)}")
         if field.kind == "fixed" and not any(value == v and type(value) is type(v) for v in field.values):
             raise InvalidRequestError(f"{name} is {value!r:.60}, which is not offered here; leave {name} out")
         if field.kind == "live" and not live and value is not False:
             raise InvalidRequestError(f"{name} is {value!r:.60}; only a server offers it: leave {name} out")
+
+
+def _suggestion(name: str, known: Collection[str]) -> str:
+    form = name.removeprefix("guided_")  # vLLM's names before structured_outputs
+    if form in STRUCTURED_OUTPUTS_NAMES:
+        return f"; it is {form!r} of structured_outputs"
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _typed(given: Mapping[str, Any], name: str, kind: type[bool] | type[str], default: Any) -> Any:

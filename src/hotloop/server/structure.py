@@ -9,7 +9,9 @@ from typing import Any
 from hotloop.errors import InvalidRequestError
 from hotloop.structured_outputs import StructuredOutputsParams
 
-_NAMES = [field.name for field in fields(StructuredOutputsParams) if field.compare and field.name != "calls"]
+STRUCTURED_OUTPUTS_NAMES = [
+    field.name for field in fields(StructuredOutputsParams) if field.compare and field.name != "calls"
+]
 
 
 def _one_of(name: str, schema: Mapping[str, Any], /, **others: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -53,8 +55,8 @@ def structured_outputs(given: Mapping[str, Any]) -> StructuredOutputsParams | No
     if "structured_outputs" not in given:
         return of_format
     value = given["structured_outputs"]
-    if not isinstance(value, Mapping) or value.keys() - set(_NAMES):
-        raise InvalidRequestError(f"structured_outputs is {value!r:.60}; it may hold {', '.join(_NAMES)}")
+    if not isinstance(value, Mapping) or value.keys() - set(STRUCTURED_OUTPUTS_NAMES):
+        raise InvalidRequestError(f"structured_outputs is {value!r:.60}; it may hold {', '.join(STRUCTURED_OUTPUTS_NAMES)}")
     parts = {name: part for name, part in value.items() if part is not None}
     if of_format is None:
         return StructuredOutputsParams(**parts)

@@ -78,6 +78,8 @@ def test_one_prompt_or_several(prompt: Any, prompts: list[Any]) -> None:  # know
         ({"temprature": 1}, "unknown field 'temprature'; did you mean 'temperature'"),
         ({"max_token": 1}, "did you mean 'max_tokens'"),
         ({"xyzzy": 1}, "unknown field 'xyzzy'"),
+        ({"guided_json": {}}, "unknown field 'guided_json'; it is 'json' of structured_outputs"),
+        ({"choice": ["a"]}, "unknown field 'choice'; it is 'choice' of structured_outputs"),
         ({"stream": 1}, "stream is 1"),
         ({"stream_options": {"include_usage": True}}, "without stream"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options is"),
