@@ -204,6 +204,27 @@ def test_ctrl_c_stops_the_answer_not_the_chat(environment: dict[str, str], endle
     assert b"Traceback" not in stderr
 
 
+INTERRUPTED_IMPORT = """
+import enum, os, signal
+import numpy
+make = enum.EnumMeta.__call__
+def interrupted_make(*args, **names):
+    os.kill(os.getpid(), signal.SIGINT)
+    return make(*args, **names)
+enum.EnumMeta.__call__ = interrupted_make
+try:
+    import hotloop._native
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_while_the_extension_module_is_made_waits(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+
+
 def test_ctrl_c_in_an_answer_ends_run_with_130(environment: dict[str, str], endless: Path) -> None:
     process = start(environment, "run", endless, "hello", *ENDLESS)
     assert process.stdout is not None

@@ -82,7 +82,8 @@ def test_an_engine_that_is_killed_quantizes_to_the_same_bits(source: Path) -> No
 
 
 INTERRUPTED = """
-import time
+import signal, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 from hotloop.cli.main import main
 from hotloop.weights.quantized_model import QuantizedModel
 read_rows = QuantizedModel.read_rows
