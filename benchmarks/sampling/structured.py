@@ -199,7 +199,7 @@ def run_schemas(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any], 
     )
 
 
-def run_step(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any], batch: int = 32, tokens: int = 64) -> None:
+def run_step(llm: LLM, many: list[dict[str, Any]], sampling: dict[str, Any], *, tokens: int, batch: int = 32) -> None:
     """Steps in which all decode. What of a mask's time does not lie beside the forward pass is in the drawing."""
     structures = [
         StructuredOutputsParams(json={"type": "array", "items": bounded(schema), "minItems": 100}) for schema in many[:batch]
@@ -268,6 +268,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--bounded", action="store_true", help="give every string, number, array and map an end")
     parser.add_argument("--finish-within", type=int, help="see docs/structured_outputs.md; of schemas")
+    parser.add_argument("--tokens", type=int, default=256, help="of each answer of step; the parser warms up over the first 64")
     parser.add_argument("--num", type=int, default=NUM_SCHEMAS)
     parser.add_argument("--sampling", type=json.loads, default={"temperature": 0}, help="fields of SamplingParams, as JSON")
     args = parser.parse_args()
@@ -275,8 +276,10 @@ def main() -> None:
     llm = LLM(args.model, max_model_len=1024)
     if args.what == "schemas":
         run_schemas(llm, many[: args.num], args.sampling, args.finish_within)
+    elif args.what == "masks":
+        run_masks(llm, many[: args.num], args.sampling)
     else:
-        (run_masks if args.what == "masks" else run_step)(llm, many[: args.num], args.sampling)
+        run_step(llm, many[: args.num], args.sampling, tokens=args.tokens)
 
 
 if __name__ == "__main__":
