@@ -123,9 +123,9 @@ class SamplingParams:
                 _check(-(2**63) <= value < 2**64, name, value, "a 64-bit integer")
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             _check(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
-        for name, no_list in (("stop", Mapping), ("stop_token_ids", Mapping | str)):
+        for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
-            is_list = isinstance(value, Sequence | Set) and not isinstance(value, no_list)
+            is_list = isinstance(value, Sequence | Set) and (name == "stop" or not isinstance(value, str))
             _check(value is None or is_list, name, value, "a list")
         num_ids = len(self.stop_token_ids or ())
         _check(num_ids <= MAX_TOKEN_IDS, "the length of stop_token_ids", num_ids, f"{MAX_TOKEN_IDS} at most")
@@ -249,7 +249,7 @@ def _checked_bias(bias: Mapping[Any, Any]) -> dict[int, float]:
 
 
 def _checked_words(name: str, words: Any, most: int) -> tuple[str, ...]:
-    is_list = isinstance(words, Sequence | Set) and not isinstance(words, str | bytes | Mapping)
+    is_list = isinstance(words, Sequence | Set) and not isinstance(words, str | bytes)
     _check(is_list, name, words, "a list of strings")
     _check(len(words) <= most, f"the length of {name}", len(words), f"{most} at most")
     for word in words:

@@ -138,9 +138,9 @@ def parse_schema(text: str, name: str) -> dict[str, Any]:
     if schema is None or is_too_deep(schema):
         raise InvalidRequestError(f"{name} is nested on more than {MAX_LEVELS} levels; simplify it")
     _check_numbers(schema, name)
-    multiples = _multiples(text)
+    multiples = _multiples(schema)
     if math.lcm(*multiples) > _MAX_MULTIPLES:
-        where = name + fault_path(schema, lambda part: math.lcm(*_multiples(json.dumps(part))) > _MAX_MULTIPLES)
+        where = name + fault_path(schema, lambda part: math.lcm(*_multiples(part)) > _MAX_MULTIPLES)
         raise InvalidRequestError(
             f"{where}: multipleOf {', '.join(map(str, sorted(multiples)))[:60]} is too fine; the least common multiple of all "
             f"must be at most {_MAX_MULTIPLES} without trailing zeros"
@@ -178,18 +178,13 @@ def _numbers(value: object, path: tuple[Step, ...] = (), key: str = "") -> Itera
         yield path, key, value
 
 
-def _multiples(schema: str) -> set[int]:
+def _multiples(schema: dict[str, Any]) -> set[int]:
     """All numbers of `multipleOf`, without trailing zeros."""
     multiples: set[int] = set()
-
-    def collect(mapping: dict[str, Any]) -> dict[str, Any]:
-        multiple = mapping.get("multipleOf")
-        if isinstance(multiple, int | float) and multiple:
-            _, digits, _ = Decimal(str(multiple)).normalize().as_tuple()
+    for path, _, number in _numbers(schema):
+        if path[-1] == "multipleOf" and number:
+            _, digits, _ = Decimal(str(number)).normalize().as_tuple()
             multiples.add(int("".join(map(str, digits))))
-        return mapping
-
-    json.loads(schema, object_hook=collect)
     return multiples
 
 

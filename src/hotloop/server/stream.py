@@ -157,7 +157,8 @@ class CompletionShape:
         shown = vllm_logprobs(entries) if self._shows_prompt_logprobs else UNSET
         ids = ask.requests[0].prompt_token_ids
         prefix = prompt_text(ask, ids, self._tokenizer) if self._body.echo else ""
-        self._offsets[index] = output_offsets(ids, self._body, self._tokenizer, len(prefix))
+        if self._logprobs_too:
+            self._offsets[index] = output_offsets(ids, self._body, self._tokenizer, len(prefix))
         if not self._body.echo:
             return None if shown is UNSET else _CompletionChoice(index, "", prompt_logprobs=shown)
         logprobs = None

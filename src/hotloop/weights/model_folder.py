@@ -7,19 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CONFIG = "config.json"
-_COMPANIONS = (
-    _CONFIG,
-    "generation_config.json",
-    "model.safetensors.index.json",
-    "quantize_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+_INDEX = "model.safetensors.index.json"
+COMPANIONS = (
+    _CONFIG, "quantize_config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""Beside the weights, what a model's answers depend on."""
 _WHOLE = "model.safetensors"
 _SHARD = re.compile(r"model-(?P<part>\d{5})-of-(?P<count>\d{5})\.safetensors")
 NOTE = ".hotloop-pull.json"
@@ -33,7 +26,7 @@ def needed_files(names: Iterable[str]) -> list[str]:
     """
     top = {name for name in names if "/" not in name}
     weights = weight_files(top)
-    return [*(name for name in _COMPANIONS if name in top), *weights] if weights and _CONFIG in top else []
+    return [*(name for name in (*COMPANIONS, _INDEX) if name in top), *weights] if weights and _CONFIG in top else []
 
 
 def weight_files(names: Iterable[str]) -> list[str]:

@@ -65,15 +65,21 @@ def test_in_chunks_as_in_one_piece(path: Path, tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "chunks.gguf").read_bytes()
 
 
-def test_a_file_that_exists_stays_unless_forced(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("links_to_nothing", [False, True])
+def test_what_exists_stays_unless_forced(path: Path, tmp_path: Path, *, links_to_nothing: bool) -> None:
     target = tmp_path / "out.gguf"
-    target.write_text("mine")
+    if links_to_nothing:
+        target.symlink_to("nowhere.gguf")
+    else:
+        target.write_text("mine")
     with GGUFFile.open(path) as model:
         with pytest.raises(InvalidRequestError, match=r"out\.gguf exists; give another name, or --force"):
             write_model(model, target)
-        assert target.read_text() == "mine"
+        assert target.is_symlink() if links_to_nothing else target.read_text() == "mine"
         write_model(model, target, overwrite=True)
+    assert not target.is_symlink()
     GGUFFile.open(target).close()
+    assert left(tmp_path) == {"in.gguf", "out.gguf"}
 
 
 def test_a_file_that_appears_meanwhile_stays(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,18 +88,6 @@ def test_a_file_that_appears_meanwhile_stays(path: Path, tmp_path: Path, monkeyp
     with GGUFFile.open(path) as model, pytest.raises(InvalidRequestError, match="exists since a moment ago"):
         write_model(model, target)
     assert target.read_text() == "theirs"
-    assert left(tmp_path) == {"in.gguf", "out.gguf"}
-
-
-def test_a_link_to_nothing_is_found_before_the_work(path: Path, tmp_path: Path) -> None:
-    target = tmp_path / "out.gguf"
-    target.symlink_to("nowhere.gguf")
-    with GGUFFile.open(path) as model:
-        with pytest.raises(InvalidRequestError, match=r"out\.gguf exists; give another name, or --force"):
-            write_model(model, target)
-        assert target.is_symlink()
-        write_model(model, target, overwrite=True)
-    assert not target.is_symlink()
     assert left(tmp_path) == {"in.gguf", "out.gguf"}
 
 

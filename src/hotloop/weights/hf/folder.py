@@ -13,7 +13,7 @@ from hotloop.errors import ModelFileError
 from hotloop.quant.formats import WEIGHT_FORMATS
 from hotloop.weights.hf.architecture import Architecture, Rule
 from hotloop.weights.hf.config import HFConfig
-from hotloop.weights.hf.configuration import CONFIG, read_configuration
+from hotloop.weights.hf.configuration import read_configuration
 from hotloop.weights.hf.generation import sampling_metadata
 from hotloop.weights.hf.keys import config_name
 from hotloop.weights.hf.names import Names
@@ -22,13 +22,9 @@ from hotloop.weights.hf.shards import Shards, open_shards
 from hotloop.weights.hf.sources import FORMATS, AsStored, InMemory, PermutedHeads, PlusOne, TensorSource, Transposed
 from hotloop.weights.hf.tokenizer import tokenizer_metadata
 from hotloop.weights.model_file import MetadataValue, ModelFile, TensorInfo, quote
+from hotloop.weights.model_folder import COMPANIONS
 from hotloop.weights.safetensors import StoredTensor
 
-# Beside the weights, what a model's answers depend on.
-_COMPANIONS = (
-    CONFIG, "quantize_config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
 
 class HFFolder(ModelFile):
     """A folder whose tensors and keys have the names, shapes and values that llama.cpp's converter would write.
@@ -47,7 +43,7 @@ class HFFolder(ModelFile):
         config: HFConfig,
     ) -> None:
         """Use `HFFolder.open`."""
-        companions = tuple(path / name for name in _COMPANIONS if (path / name).is_file())
+        companions = tuple(path / name for name in COMPANIONS if (path / name).is_file())
         ordered = dict(sorted(sources.items(), key=lambda item: item[1].order))
         super().__init__(
             path,
