@@ -29,6 +29,7 @@ from hotloop.errors import CapacityError, EngineDeadError, HotloopError, Invalid
 from hotloop.request import RequestId, Timeline, TokenDelta
 from hotloop.telemetry.steps import StepReport
 from hotloop.telemetry.timings import PARTS
+from open_files import no_file_left_open, num_open_files
 from tiny_folders import write_tiny_folder
 from tiny_models import random_tokens
 
@@ -276,11 +277,10 @@ def test_a_process_that_can_not_be_made_is_tried_again(model: Path, monkeypatch:
         return popen(*args, **options)
 
     with engine_process(model) as (client, inputs):
-        files = len(os.listdir("/proc/self/fd"))
         monkeypatch.setattr("subprocess.Popen", refuse)
-        assert bits(run(client, requests_of(inputs, jobs), meanwhile)) == undisturbed(model, jobs)
+        with no_file_left_open():
+            assert bits(run(client, requests_of(inputs, jobs), meanwhile)) == undisturbed(model, jobs)
         assert not refusals
-        assert len(os.listdir("/proc/self/fd")) == files
 
 
 def test_a_first_process_that_can_not_be_made_is_told(
@@ -401,19 +401,17 @@ def test_work_wakes_a_poll_and_so_does_the_end(model: Path) -> None:
 
 def test_restarts_leave_nothing_behind(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before = len(os.listdir("/proc/self/fd"))
-    with engine_process(model, faulty=False) as (client, inputs):
+    with no_file_left_open(), engine_process(model, faulty=False) as (client, inputs):
         assert not list(tmp_path.iterdir())  # connected sockets need no files
-        open_files = len(os.listdir("/proc/self/fd"))
+        files = num_open_files()
         threads = threading.active_count()
         for i in range(1, 4):
             kill(client)
             while client.num_restarts < i or client.state != "ready":
                 client.poll(timeout_s=1)
             run(client, requests_of(inputs, mixed_jobs(1)))
-        assert len(os.listdir("/proc/self/fd")) == open_files
+        assert num_open_files() == files
         assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == before
     assert not list(tmp_path.iterdir())
 
 

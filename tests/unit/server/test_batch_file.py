@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.server.batch_file import BatchLine, BatchOutput, count_lines, read_batch
+from open_files import no_file_left_open
 
 
 def line(custom_id: Any = "a", **fields: Any) -> str:
@@ -136,10 +137,8 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     with BatchOutput(path), pytest.raises(InvalidRequestError, match="another process"):
         BatchOutput(path)
-    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    BatchOutput(path).__exit__(None, None, None)
-    after = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    assert before == after
+    with no_file_left_open():
+        BatchOutput(path).__exit__(None, None, None)
 
 
 @given(st.binary(max_size=60))
