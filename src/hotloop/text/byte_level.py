@@ -47,8 +47,6 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
     if scheme is None:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise ModelFileError(f"{PREFIX}pre is {vocabulary.pre!r:.60}, an unknown pre-tokenizer; hotloop knows {known}")
-    if not vocabulary.merges:
-        raise ModelFileError(f"{PREFIX}merges is missing or empty; a byte-level vocabulary needs it")
     # Control tokens never come out of text, not even out of their own spelling.
     control = {vocabulary.tokens[i] for i in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)}
     pairs = (merge.partition(" ") for merge in vocabulary.merges)

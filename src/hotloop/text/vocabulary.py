@@ -97,6 +97,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     tokens = _list(metadata, PREFIX + "tokens")
     if not tokens:
         raise ModelFileError(f"{PREFIX}tokens is missing or empty; the file carries no vocabulary")
+    if model == "gpt2" and metadata.get(PREFIX + "merges") is None:
+        raise ModelFileError(f"{PREFIX}merges is missing; a byte-level vocabulary needs it, if only an empty one")
     vocab_size = len(tokens)
     token_types = _numbers(metadata, PREFIX + "token_type", vocab_size).astype(np.int64)
     if not token_types.size:

@@ -108,9 +108,9 @@ def _vocabulary(vocab: object, path: Path) -> dict[int, str]:
 
 
 def _merges(merges: object, path: Path) -> list[tuple[str, str]]:
-    """Each merge as its two parts; older files write them as one text with a space between."""
-    if not isinstance(merges, list) or not merges:
-        raise ModelFileError(f"{path}: model.merges must be a non-empty list, not {merges!r:.60}")
+    """Each merge as its two parts; older files write them as one text with a space between. None: tokens are single bytes."""
+    if not isinstance(merges, list):
+        raise ModelFileError(f"{path}: model.merges must be a list, not {merges!r:.60}")
     pairs = []
     for i, merge in enumerate(merges):
         parts = merge.split(" ") if isinstance(merge, str) else merge

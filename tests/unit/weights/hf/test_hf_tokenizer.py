@@ -11,7 +11,10 @@ from hotloop.errors import InvalidRequestError, ModelFileError
 from hotloop.text import sentencepiece
 from hotloop.text.chat_template import ChatTemplate, encode_chat
 from hotloop.text.tokenizer import Tokenizer
+from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.gguf_writer import write_gguf
 from hotloop.weights.hf.tokenizer import tokenizer_metadata
+from hotloop.weights.hf.tokenizer_json import is_byte_token
 from nasty_corpus import nasty_corpus
 from tokenizer_folders import (
     BYTES,
@@ -94,6 +97,30 @@ def test_a_space_before_texts_that_begin_with_none(tmp_path: Path) -> None:  # a
         expected = oracle.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special=False, parse_special=True) == expected, repr(text)
     assert ours.encode(" the", add_special=False) == ours.encode("the", add_special=False)
+
+
+@pytest.mark.parametrize("family", ["byte level", "byte level, whole words", "sentencepiece"])
+def test_a_vocabulary_without_merges_has_bytes_or_characters(tmp_path: Path, family: str) -> None:
+    if family == "sentencepiece":
+        definition = sentencepiece_json(prefix=True, merges=[])
+        vocab, added = definition["model"]["vocab"], [t for t in definition["added_tokens"] if t["special"]]
+        kept = {text for text in vocab if len(text) == 1 or is_byte_token(text)} | {token["content"] for token in added}
+        definition["model"]["vocab"] = {text: i for text, i in vocab.items() if text in kept}
+        definition["added_tokens"] = added
+    elif family == "byte level":
+        definition = byte_level_json(merges=[])
+    else:
+        definition = byte_level_json(words(r"\p{N}{1,3}"), ignore_merges=True, merges=[])
+    oracle = tokenizers.Tokenizer.from_file(str(write_folder(tmp_path, definition) / "tokenizer.json"))
+    metadata = tokenizer_metadata(tmp_path)
+    write_gguf(tmp_path / "model.gguf", metadata, {})
+    with GGUFFile.open(tmp_path / "model.gguf") as written:
+        of_file = Tokenizer.from_metadata(written.metadata)
+    ours = Tokenizer.from_metadata(metadata)
+    for text in nasty_corpus():
+        expected = oracle.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special=False, parse_special=True) == expected, repr(text)
+        assert of_file.encode(text, add_special=False, parse_special=True) == expected, repr(text)
 
 
 def test_tokens_of_one_score(tmp_path: Path) -> None:
@@ -294,7 +321,11 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "id negative": (byte_level_json(vocab={"a": -1}), "must be a token id, not -1"),
     "id huge": (byte_level_json(vocab={"a": 2**40}), "must be a token id"),
     "id twice": (byte_level_json(vocab={"a": 1, "b": 1}), "gives id 1 to 'a' and 'b'"),
-    "no merges": (byte_level_json(merges=[]), "model.merges must be a non-empty list"),
+    "no merges": (byte_level_json(merges=None), "model.merges must be a list, not None"),
+    "no merges for what is made by some": (
+        sentencepiece_json(prefix=False, merges=[]),
+        "its merges follow from no scores",
+    ),
     "merge of three": (byte_level_json(merges=["a b c"]), r"model.merges\[0\] must be two tokens"),
     "merge of numbers": (byte_level_json(merges=[[1, 2]]), r"model.merges\[0\] must be two tokens"),
     "merge with a space": (byte_level_json(merges=[["a ", "b"]]), "holds a space"),
