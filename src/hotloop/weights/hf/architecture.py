@@ -102,10 +102,13 @@ def dense_metadata(
     act_key: str = "hidden_act",
     layer_norm: bool = False,
     partial_rotary: bool = False,
+    attention: Literal["full", "window", "by_layer"] = "full",
 ) -> Metadata:
     """The keys that dense decoders share, with the rope of all layers. Raises ModelFileError naming the key at fault.
 
     partial_rotary: whether the class can rotate a part of each head; of others transformers rotates all, whatever a key says.
+    attention: whether every layer of the class sees everything or, where there is one, through the `sliding_window`;
+    "by_layer": the class itself reads which layer does what.
     """
     config.require(act_key, *ACTIVATIONS[activation])
     metadata = sizes(config)
@@ -118,7 +121,19 @@ def dense_metadata(
     if not partial_rotary:
         for stating in (section, config):
             stating.require("partial_rotary_factor", None, 1, 1.0)
+    window = config.size("sliding_window") if attention == "window" and config.has("sliding_window") else None
+    if window is not None:
+        metadata["attention.sliding_window"] = window
+    if attention != "by_layer":
+        _check_layer_types(config, "full_attention" if window is None else "sliding_attention")
     return metadata | rope_metadata(config, section)
+
+
+def _check_layer_types(config: HFConfig, computed: str) -> None:
+    """Raise ModelFileError where a list of every layer's attention says another than the one computed in all of them."""
+    stated = config.raw("layer_types")
+    if stated is not None and (not isinstance(stated, list) or any(kind != computed for kind in stated)):
+        raise config.error("layer_types", f"is not implemented here; hotloop computes {computed!r} in every layer")
 
 
 def sizes(config: HFConfig) -> Metadata:
@@ -157,10 +172,7 @@ ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
 """Names of one function; gelu_fast and gelu_new are the tanh form too."""
 
 
-def full_attention_only(config: HFConfig) -> None:
+def no_window(config: HFConfig) -> None:
     """Raise ModelFileError where Qwen's windows are switched on: some layers would see less than all."""
     config.require("use_sliding_window", None, False)
     config.raw("sliding_window")  # says nothing as long as the switch is off
-    layer_types = config.raw("layer_types")
-    if layer_types is not None and (not isinstance(layer_types, list) or set(map(str, layer_types)) - {"full_attention"}):
-        raise config.error("layer_types", "is not implemented here: hotloop computes full_attention only")

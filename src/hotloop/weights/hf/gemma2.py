@@ -16,7 +16,7 @@ def _metadata(config: HFConfig) -> Metadata:
     section = rope_section(config)
     if rope_type(section) in ("llama3", "longrope"):
         raise section.error("rope_type", "is not implemented for gemma2")
-    metadata = dense_metadata(config, activation="gelu_tanh", act_key="hidden_activation")
+    metadata = dense_metadata(config, activation="gelu_tanh", act_key="hidden_activation", attention="by_layer")
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         metadata[name] = softcap(config, name)
     metadata["attention.sliding_window"] = config.size("sliding_window")

@@ -1,21 +1,14 @@
 """Mistral folders: Llama's form, with a sliding window in every layer where the configuration has one."""
 
-from hotloop.weights.hf.architecture import Architecture, Metadata, dense_metadata
-from hotloop.weights.hf.config import HFConfig
+from functools import partial
+
+from hotloop.weights.hf.architecture import Architecture, dense_metadata
 from hotloop.weights.hf.llama import ATTENTION_BIAS, PERMUTED_TENSORS
-
-
-def _metadata(config: HFConfig) -> Metadata:
-    metadata = dense_metadata(config)
-    if config.has("sliding_window"):
-        metadata["attention.sliding_window"] = config.size("sliding_window")
-    return metadata
-
 
 ARCHITECTURE = Architecture(
     name="llama",
     classes=("MistralForCausalLM",),
-    metadata=_metadata,
+    metadata=partial(dense_metadata, attention="window"),
     tensors=PERMUTED_TENSORS,
     defaults={
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,

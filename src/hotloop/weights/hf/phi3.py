@@ -11,11 +11,11 @@ def _metadata(config: HFConfig) -> Metadata:
         config.require(name, None, False)
     for name in ("full_attn_mod", "interpolate_factor"):
         config.require(name, None, 1)
-    metadata = dense_metadata(config, partial_rotary=True)
+    metadata = dense_metadata(config, partial_rotary=True, attention="window")
     metadata.pop("rope.scaling.type", None)  # the tensors of divisors say it
     original = config.size("original_max_position_embeddings", config.size("max_position_embeddings"))
     metadata.setdefault("rope.scaling.original_context_length", original)
-    metadata["attention.sliding_window"] = config.size("sliding_window") if config.has("sliding_window") else 0
+    metadata.setdefault("attention.sliding_window", 0)
     return metadata
 
 

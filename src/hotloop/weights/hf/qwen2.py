@@ -1,11 +1,11 @@
 """Qwen2 and Qwen2.5 folders."""
 
-from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, dense_metadata, full_attention_only
+from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, dense_metadata, no_window
 from hotloop.weights.hf.config import HFConfig
 
 
 def _metadata(config: HFConfig) -> Metadata:
-    full_attention_only(config)
+    no_window(config)
     return dense_metadata(config)
 
 

@@ -1,11 +1,11 @@
 """Qwen3 (dense) folders: Llama's names and a norm for every head of q and k."""
 
-from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, dense_metadata, full_attention_only
+from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, dense_metadata, no_window
 from hotloop.weights.hf.config import HFConfig
 
 
 def _metadata(config: HFConfig) -> Metadata:
-    full_attention_only(config)
+    no_window(config)
     config.require("attention_bias", False)
     return dense_metadata(config)
 

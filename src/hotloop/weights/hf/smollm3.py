@@ -4,7 +4,7 @@ from hotloop.weights.hf.architecture import (
     Architecture,
     Metadata,
     dense_metadata,
-    full_attention_only,
+    no_window,
     num_layers,
 )
 from hotloop.weights.hf.config import HFConfig
@@ -15,7 +15,7 @@ _NOPE_PERIOD = 4
 
 def _metadata(config: HFConfig) -> Metadata:
     config.require("mlp_bias", False)
-    full_attention_only(config)
+    no_window(config)
     _check_rotating_layers(config)
     return dense_metadata(config)
 

@@ -1,20 +1,13 @@
 """StarCoder2 folders."""
 
-from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, dense_metadata
-from hotloop.weights.hf.config import HFConfig
+from functools import partial
 
-
-def _metadata(config: HFConfig) -> Metadata:
-    metadata = dense_metadata(config, activation="gelu_tanh", layer_norm=True)
-    if config.has("sliding_window"):
-        metadata["attention.sliding_window"] = config.size("sliding_window")
-    return metadata
-
+from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, dense_metadata
 
 ARCHITECTURE = Architecture(
     name="starcoder2",
     classes=("Starcoder2ForCausalLM",),
-    metadata=_metadata,
+    metadata=partial(dense_metadata, activation="gelu_tanh", layer_norm=True, attention="window"),
     tensors={
         **{name: source for name, source in LLAMA_TENSORS.items() if name != "blk.{}.ffn_gate"},
         "blk.{}.ffn_up": "layers.{}.mlp.c_fc",

@@ -95,6 +95,31 @@ def test_llama3_rope_in_any_class(architecture: str, tmp_path: Path) -> None:
     assert max(rope.freq_factors or ()) == 8.0
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "attention_bias": None}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "computed"),
+    [
+        *((name, {}, FULL) for name in ("llama", "qwen2", "qwen3", "granite", "smollm3", "glm4", "olmo2")),
+        *((name, {"sliding_window": None}, FULL) for name in ("phi3", "starcoder2")),
+        *((name, {"sliding_window": 8}, SLIDING) for name in ("phi3", "starcoder2")),
+        ("llama", MISTRAL | {"sliding_window": 8}, SLIDING),
+    ],
+)
+def test_a_list_of_every_layers_attention_may_say_what_the_class_does(
+    tmp_path: Path, architecture: str, config: dict[str, Any], computed: str
+) -> None:
+    plain = metadata_of(tmp_path, architecture, config)
+    assert ("attention.sliding_window" in plain and plain["attention.sliding_window"] == 8) is (computed == SLIDING)
+    assert metadata_of(tmp_path, architecture, config | {"layer_types": [computed] * 5}) == plain
+    other = SLIDING if computed == FULL else FULL
+    for stated in ([computed, other], [other] * 5, [computed, "chunked_attention"], [None], computed, {computed: 1}):
+        with pytest.raises(ModelFileError, match=f"'layer_types' .* hotloop computes '{computed}' in every layer"):
+            metadata_of(tmp_path, architecture, config | {"layer_types": stated})
+
+
 @pytest.mark.parametrize(
     ("architecture", "config", "message"),
     [
