@@ -20,6 +20,15 @@ SUPPORTED_FORMATS = DEQUANTIZABLE_FORMATS
 VECTOR_FORMATS = ("F32", "F16", "BF16")
 """Formats of norm gains, biases and rope factors."""
 
+# Sizes by the keys that say them, and where they stand in the weights: a tensor, and an axis of it.
+_SIZES: Mapping[tuple[str, ...], tuple[str, int]] = {
+    ("embedding_length",): ("token_embd.weight", 1),
+    ("feed_forward_length",): ("blk.0.ffn_down.weight", 1),
+    ("attention.head_count", "attention.key_length"): ("blk.0.attn_output.weight", 1),
+    ("attention.head_count_kv", "attention.key_length"): ("blk.0.attn_k.weight", 0),
+}
+_FEW, _MANY = 5, 1000  # tensors in one message
+
 # An unknown tensor of these names takes part in the forward pass; any other is baggage (a vision tower, say).
 _PART_OF_THE_MODEL = ("blk.", "token_embd", "output", "rope_", "position_embd", "token_types", "per_layer")
 
@@ -81,42 +90,86 @@ def per_layer(config: ModelConfig, block: TensorShapes) -> dict[str, tuple[int, 
 
 
 def check_tensors(model_file: ModelFile, expected: TensorShapes, architecture: str) -> None:
-    """Compare a file's tensors with `expected`; each kind of difference is one error that lists all.
+    """Compare a file's tensors with `expected`; each kind of difference is one error that lists all, or the first and the key
+    of the metadata that explains them.
 
     Raises: ModelFileError for tensors that are missing, have another shape or a format hotloop does not
     compute with, or that belong to the model but are not implemented. Other extra tensors are a warning.
     """
     called = model_file.source_name
-    missing = [called(name) for name in expected if name not in model_file.tensors]
+    missing = [name for name in expected if name not in model_file.tensors]
     if missing:
+        cause = _number_of_layers(model_file, expected, architecture, missing)
         raise ModelFileError(
-            f"{model_file.path}: {len(missing)} tensors of a {architecture} model are missing: {_listed(missing)}"
+            f"{model_file.path}: {len(missing)} tensors of a {architecture} model are missing: "
+            f"{_listed([*map(called, missing)], _FEW if cause else _MANY)}{cause}"
         )
     wrong_shapes = []
     wrong_formats = []
     for name, shape in expected.items():
         tensor = model_file.tensors[name]
         if tensor.shape != shape:
-            wrong_shapes.append(f"{called(name)} is {list(tensor.shape)}, the metadata ask for {list(shape)}")
+            wrong_shapes.append(f"{called(name)} is {list(tensor.shape)} instead of {list(shape)}")
+        elif len(shape) == 2 and shape[1] % GROUP_SIZE:
+            wrong_shapes.append(f"{called(name)} has rows of {shape[1]}, which is no multiple of {GROUP_SIZE}")
         supported = VECTOR_FORMATS if len(shape) == 1 else SUPPORTED_FORMATS
         if tensor.format not in supported:
             wrong_formats.append(f"{called(name)} is {tensor.format} (supported: {', '.join(supported)})")
-        elif len(shape) == 2 and shape[1] % GROUP_SIZE:
-            wrong_shapes.append(f"{called(name)} has rows of {shape[1]}, which is no multiple of {GROUP_SIZE}")
     if wrong_shapes:
-        raise ModelFileError(f"{model_file.path}: tensors of the wrong shape: {_listed(wrong_shapes)}")
+        cause = _wrong_size(model_file, expected, architecture) if len(wrong_shapes) > 1 else ""
+        raise ModelFileError(
+            f"{model_file.path}: tensors of the wrong shape ({len(wrong_shapes)}): {_listed(wrong_shapes, _FEW)}{cause}"
+        )
     if wrong_formats:
-        raise ModelFileError(f"{model_file.path}: unsupported tensor formats: {_listed(wrong_formats)}")
+        raise ModelFileError(
+            f"{model_file.path}: tensors of unsupported formats ({len(wrong_formats)}): {_listed(wrong_formats, _FEW)}"
+        )
     extra = [name for name in model_file.tensors if name not in expected]
-    unknown = [called(name) for name in extra if name.startswith(_PART_OF_THE_MODEL)]
+    unknown = [name for name in extra if name.startswith(_PART_OF_THE_MODEL)]
     if unknown:
+        cause = _number_of_layers(model_file, expected, architecture, unknown)
         raise ModelFileError(
             f"{model_file.path}: tensors that hotloop does not implement for {architecture}, and that may change "
-            f"the result: {_listed(unknown)}"
+            f"the result: {_listed([*map(called, unknown)], _FEW if cause else _MANY)}{cause}"
         )
     if extra:
-        _log.warning("%s: %d tensors are not used: %s", model_file.path, len(extra), _listed([*map(quote, extra)], limit=10))
+        _log.warning("%s: %d tensors are not used: %s", model_file.path, len(extra), _listed([*map(quote, extra)], 10))
 
 
-def _listed(items: list[str], limit: int = 1000) -> str:
-    return ", ".join(items[:limit]) + (f" and {len(items) - limit} more" if len(items) > limit else "")
+def _wrong_size(model_file: ModelFile, expected: TensorShapes, architecture: str) -> str:
+    """The first size of the metadata that contradicts the weights, in words; empty where none does."""
+    for keys, (name, axis) in _SIZES.items():
+        if name not in expected:
+            continue
+        stated, found = expected[name], model_file.tensors[name].shape
+        if len(found) == len(stated) and found[axis] != stated[axis]:
+            called = " * ".join(_called(model_file, architecture, key) for key in keys)
+            return (
+                f". Probably {called} is wrong: it is {stated[axis]}, but {model_file.source_name(name)} says {found[axis]}"
+            )
+    return ""
+
+
+def _number_of_layers(model_file: ModelFile, expected: TensorShapes, architecture: str, names: list[str]) -> str:
+    """Whether `names`, which only one side has, are those of layers that only one side has, in words; empty if not."""
+    stated, found = (1 + max(map(_layer, side), default=-1) for side in (expected, model_file.tensors))
+    if stated == found or min(map(_layer, names)) < min(stated, found):
+        return ""
+    called = _called(model_file, architecture, "block_count")
+    return f". Probably {called} is wrong: it is {stated}, but there are weights of {found} layers"
+
+
+def _called(model_file: ModelFile, architecture: str, key: str) -> str:
+    return model_file.source_key(f"{architecture}.{key}") or f"{architecture}.{key}"
+
+
+def _layer(name: str) -> int:
+    """The layer that a tensor belongs to, -1 for none."""
+    match name.split("."):
+        case ["blk", number, *_] if number.isdecimal() and len(number) < 10:
+            return int(number)
+    return -1
+
+
+def _listed(items: list[str], most: int) -> str:
+    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

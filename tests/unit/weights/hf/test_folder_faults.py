@@ -166,6 +166,49 @@ def test_every_missing_tensor_is_named_as_the_folder_names_it(tmp_path: Path) ->
     refused(path, rf"2 tensors of a llama model are missing: {Q_PROJ}, model\.norm\.weight")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "config", "message"),
+    [
+        (
+            "llama",
+            {"hidden_size": 128},
+            r"\(21\): model.embed_tokens.weight is \[300, 64\] instead of \[300, 128\], .* and 16 more. "
+            "Probably hidden_size is wrong: it is 128, but model.embed_tokens.weight says 64",
+        ),
+        ("llama", {"hidden_size": 100, "head_dim": 16}, r"shape \(21\): .*hidden_size is wrong: it is 100, but"),
+        ("gpt2", {"n_embd": 128}, "Probably n_embd is wrong: it is 128, but transformer.wte.weight says 64"),
+        ("phi3", {"intermediate_size": 64}, "Probably intermediate_size is wrong: it is 64, but model.layers.0.mlp.down_proj"),
+        ("qwen3", {"num_attention_heads": 2}, r"Probably num_attention_heads \* head_dim is wrong: it is 64, but .* says 128"),
+        ("llama", {"num_key_value_heads": 4}, r"Probably num_key_value_heads \* head_dim is wrong: it is 64, but .* says 32"),
+        (
+            "llama",
+            {"num_hidden_layers": 9},
+            "63 tensors .* missing: .* and 58 more. "
+            "Probably num_hidden_layers is wrong: it is 9, but there are weights of 2 layers",
+        ),
+        ("gpt2", {"n_layer": 1}, r"result: .* and 7 more. Probably n_layer is wrong: it is 1, but .* of 2 layers"),
+    ],
+)
+def test_a_wrong_size_is_named_as_the_cause(
+    tmp_path: Path, architecture: str, config: dict[str, Any], message: str
+) -> None:
+    refused(write_tiny_folder(tmp_path / "f", architecture, config=config), message)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"model.embed_tokens.weight": stored("F32", np.ones((300, 96)))},
+        {"model.layers.2.mlp.up_proj.weight": stored("F32", np.ones((96, 64))), "lm_head.bias": stored("F32", np.ones(300))},
+        {"model.layers.1.mlp.up_proj.weight": None, "model.layers.1.mlp.down_proj.weight": None},
+    ],
+)
+def test_what_no_size_explains_is_blamed_on_none(tmp_path: Path, tensors: dict[str, Any]) -> None:
+    with pytest.raises(ModelFileError) as raised:
+        load(write_tiny_folder(tmp_path / "f", tensors=tensors))
+    assert "Probably" not in str(raised.value)
+
+
 def test_a_missing_head_is_not_taken_for_a_tied_one(tmp_path: Path) -> None:
     refused(write_tiny_folder(tmp_path / "f", tensors={"lm_head.weight": None}), "lm_head.weight is missing, and tie_word")
     tied = write_tiny_folder(tmp_path / "t", tied=True, tensors={"lm_head.weight": stored("F32", np.ones((300, 64)))})
@@ -175,7 +218,7 @@ def test_a_missing_head_is_not_taken_for_a_tied_one(tmp_path: Path) -> None:
 def test_a_tensor_of_another_shape(tmp_path: Path) -> None:
     tensors = {"model.layers.0.mlp.up_proj.weight": stored("F32", np.ones((95, 64)))}
     path = write_tiny_folder(tmp_path / "f", tensors=tensors)
-    refused(path, r"model.layers.0.mlp.up_proj.weight is \[95, 64\], .* \[96, 64\]")
+    refused(path, r"model.layers.0.mlp.up_proj.weight is \[95, 64\] instead of \[96, 64\]$")
 
 
 @pytest.mark.parametrize(
