@@ -132,7 +132,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "\npass: 8 positions, 2 of 2 layers, kernel sets scalar" in err
     monkeypatch.setattr(check, "MAX_FLOAT_KL_NATS", -1.0)
     assert run(monkeypatch, "check", path, *options) == 1
-    assert "FAIL  f32_activations_mean_kl_nats" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "FAIL  f32_activations_mean_kl_nats" in out
+    assert "FAIL: this machine does not compute this model right" in out
 
 
 def test_distances_by_hand() -> None:
@@ -159,4 +161,33 @@ def test_a_damaged_file_is_not_the_machines_fault(
     folder = write_tiny_folder(tmp_path / "folder", tensors={"model.norm.weight": gain})
     assert not result_of(folder, isa="scalar").finite
     assert run(monkeypatch, "check", folder, "--isa", "scalar") == 1
-    assert "its file is damaged, or wrong" in capsys.readouterr().out
+    assert "any machine: model.norm.weight holds nan; its file is damaged, or wrong" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("input_layernorm", (64,)),
+        ("self_attn.v_proj", (32, 64)),
+        ("self_attn.o_proj", (64, 64)),
+        ("post_attention_layernorm", (64,)),
+        ("mlp.gate_proj", (96, 64)),
+        ("mlp.down_proj", (64, 96)),
+    ],
+)
+def test_an_absurd_weight_is_not_the_machines_fault(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    shape: tuple[int, ...],
+) -> None:
+    """Also where all logits are numbers: the reference op set sums in float64, which does not overflow."""
+    weights = np.full(shape, 0.01)
+    weights[..., -1] = -1e30
+    tensor = f"model.layers.1.{name}.weight"
+    folder = write_tiny_folder(tmp_path / "folder", tensors={tensor: stored("F32", weights)})
+    assert run(monkeypatch, "check", folder, "--isa", "scalar", "--tokens", 8) == 1
+    out = capsys.readouterr().out
+    assert f"the cause, on any machine: {tensor} holds -1e+30; its file is damaged, or wrong" in out
+    assert "this machine does not" not in out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -15,6 +15,7 @@ from hotloop.config import ActivationDtype
 from hotloop.models.reference import reference_logits
 from hotloop.models.registry import Model, load_model_spec
 from hotloop.ops.kernel_set import choose_kernel_set
+from hotloop.quant.formats import dequantize
 from hotloop.weights.model_file import ModelFile
 
 Floats = NDArray[np.float32]
@@ -32,6 +33,11 @@ NEAR_TIE_NATS = 0.01
 FINITE_LOGITS = "finite_logits"
 """The check that is the model's alone, whatever the machine."""
 
+# Published weights and biases stay below some thousand. A block multiplies three matrices and sums over thousands: of values
+# beyond this, squares of the result may be more than float32 holds.
+_LARGEST_WEIGHT = 1e5
+_SCANNED_ELEMENTS = 1 << 24
+
 _MAX_WEIGHTS = 1_500_000_000  # that the reference computes with: about 30 s on two cores
 _KERNEL_SET_PRODUCTS = 2e10  # of the slowest kernel set: some ten seconds
 _MAX_KERNEL_SET_TOKENS = 16
@@ -48,9 +54,18 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class AbsurdWeight:
+    """A value in the file that no machine computes with: infinite, no number, or so large that float32 overflows with it."""
+
+    tensor: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class CheckResult:
     """positions, layers: how much of the text and of the model was computed, all_layers: of how many. isas: kernel sets.
-    int8_kl_nats: what the rounding of activations costs this model, exact against int8 on the reference op set."""
+    int8_kl_nats: what the rounding of activations costs this model, exact against int8 on the reference op set.
+    absurd_weight: the first one; looked for where a check has failed."""
 
     positions: int
     layers: int
@@ -58,6 +73,7 @@ class CheckResult:
     isas: tuple[str, ...]
     int8_kl_nats: float
     checks: tuple[Check, ...]
+    absurd_weight: AbsurdWeight | None
 
     @property
     def finite(self) -> bool:
@@ -118,7 +134,8 @@ def check_model(
         for other in isas[1:]:
             same = native("int8", other, few).view(np.uint32) == first.view(np.uint32)
             checks.append(_share(f"bits_of_{isas[0]}_and_{other}", same))
-    return CheckResult(len(token_ids), num_layers, spec.config.num_layers, isas, rounding, tuple(checks))
+    absurd = None if all(check.passed for check in checks) else _absurd_weight(model_file, _used(spec, model_file, num_layers))
+    return CheckResult(len(token_ids), num_layers, spec.config.num_layers, isas, rounding, tuple(checks), absurd)
 
 
 def _at_most(name: str, value: float, limit: float) -> Check:
@@ -135,6 +152,28 @@ def _margin_nats(logits: Floats) -> NDArray[np.float32]:
     best = np.partition(logits, -2, axis=1)[:, -2:]
     margin: NDArray[np.float32] = best[:, 1] - best[:, 0]
     return margin
+
+
+def _absurd_weight(model_file: ModelFile, names: Iterable[str]) -> AbsurdWeight | None:
+    for name in names:
+        info = model_file.tensors[name]
+        columns = info.shape[-1]
+        step = max(_SCANNED_ELEMENTS // columns, 1)
+        for start in range(0, info.num_rows, step):
+            stop = min(start + step, info.num_rows)
+            values = dequantize(info.format, model_file.read_rows(name, start, stop), (stop - start, columns)).reshape(-1)
+            worst = float(values[np.abs(values).argmax()])  # the first that is no number, where there is one
+            if not abs(worst) <= _LARGEST_WEIGHT:
+                return AbsurdWeight(model_file.source_name(name), worst)
+    return None
+
+
+def _used(spec: Model, model_file: ModelFile, num_layers: int) -> Iterator[str]:
+    """Tensors of the first layers, and of none."""
+    for name in spec.tensor_shapes:
+        in_layer = name.startswith("blk.")
+        if name in model_file.tensors and not (in_layer and int(name.split(".")[1]) >= num_layers):
+            yield name
 
 
 def _affordable(spec: Model, model_file: ModelFile) -> tuple[int, int]:

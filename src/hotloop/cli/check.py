@@ -50,6 +50,11 @@ def command(
         )
     if result.passed:
         verdict = "pass"
+    elif (absurd := result.absurd_weight) is not None:
+        verdict = (
+            f"FAIL: the model's weights are the cause, on any machine: {absurd.tensor} holds {absurd.value:.3g}; "
+            "its file is damaged, or wrong"
+        )
     elif not result.finite:
         verdict = "FAIL: the model's logits are infinite or no number, on any machine: its file is damaged, or wrong"
     else:
