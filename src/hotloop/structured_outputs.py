@@ -95,8 +95,8 @@ class StructuredOutputsParams:
             if not isinstance(getattr(self, name), bool | None):
                 raise InvalidRequestError(f"{name} is {getattr(self, name)!r:.60}; it must be true or false")
         within = self.finish_within
-        if within is not None and (type(within) is not int or within < 1):
-            raise InvalidRequestError(f"finish_within is {within!r:.60}; it must be a number of tokens, at least 1")
+        if within is not None and (type(within) is not int or not 1 <= within < 2**63):
+            raise InvalidRequestError(f"finish_within is {within!r:.60}; it must be a number of tokens, 1 to 2^63 - 1")
         beside_calls = self.calls is not None and self.calls.content_schema is not None
         if within is not None and self.json is None and not self.json_object and not beside_calls:
             raise InvalidRequestError("finish_within is given without json or json_object; leave it out")

@@ -15,7 +15,7 @@ BAD = [
     {"json": '{"maximum": ' + "9" * 5000 + "}"}, {"regex": ""}, {"regex": 5}, {"regex": "a\ud800"},
     {"regex": "a" * (MAX_SPEC_CHARS + 1)}, {"choice": []}, {"choice": "abc"}, {"choice": [""]}, {"choice": ["a", 1]},
     {"choice": ["a"] * 10_001}, {"choice": ["a" * 30] * 9000}, {"grammar": ""}, {"grammar": ["root"]},
-    {"regex": "a", "disable_any_whitespace": 1},
+    {"regex": "a", "disable_any_whitespace": 1}, {"json": {}, "finish_within": 0}, {"json": {}, "finish_within": 2**63},
 ]  # fmt: skip
 
 

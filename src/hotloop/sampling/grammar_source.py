@@ -158,7 +158,9 @@ def _check_numbers(schema: dict[str, Any], name: str) -> None:
     """
     for path, key, number in _numbers(schema):
         fault = None
-        if key in (*_CONSTANTS, "maximum", "exclusiveMaximum") and number < -_MAX_BOUND:
+        if number != number:
+            fault = "JSON has no such number"
+        elif key in (*_CONSTANTS, "maximum", "exclusiveMaximum") and number < -_MAX_BOUND:
             fault = f"less than {-_MAX_BOUND} is not supported"
         elif key in _CONSTANTS and isinstance(number, int) and not (number <= _MAX_BOUND and float(number) == number):
             fault = "it would be rounded to a float64; give it as a string"
