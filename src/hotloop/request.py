@@ -54,8 +54,8 @@ class Request:
     num_prefix_hit_tokens: int = 0  # of the first admission: usage's cached_tokens
     num_preemptions: int = 0
     bad_word_ids: tuple[tuple[int, ...], ...] = ()  # the tokens of bad_words
-    # Of dry_sequence_breakers: one of the first ids, then all of the second.
-    dry_breakers: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    # Of dry_sequence_breakers: one of the ids, then all of one of the sequences, which may be empty.
+    dry_breakers: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]], ...] = ()
     mirostat_mu: float | None = None  # of the next token, once one was drawn with mirostat
     num_scored_tokens: int = 0  # of the prompt, those whose logits have been seen for prompt_logprobs
     thinking: Thinking | None = None  # of a conversation whose answers may think

@@ -5,14 +5,15 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.engines import GREEDY, assert_core_idle, exit_code
-from hotloop import LLM, AsyncLLM, SamplingParams, StreamChunk
+from hotloop import LLM, AsyncLLM, SamplingParams, StreamChunk, StructuredOutputsParams
 from hotloop.engine.resume import Resume
 from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.request import TokenDelta
@@ -344,3 +345,36 @@ def test_close_ends_what_runs(model: Path, monkeypatch: pytest.MonkeyPatch) -> N
                     pass
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        ("hi", SamplingParams(dry_multiplier=1.0, dry_sequence_breakers=["q"])),
+        ("hi", SamplingParams(structured_outputs=StructuredOutputsParams(regex="q"))),
+        (Resume([5], [6], replace(GREEDY, structured_outputs=StructuredOutputsParams(regex=".q")), 1), None),
+    ],
+)
+def test_what_takes_long_is_done_off_the_event_loop(
+    engine: AsyncLLM, prompt: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    inputs = engine.inputs
+    for owner, name in ((inputs._words, "breakers"), (inputs._grammars, "compile")):
+        monkeypatch.setattr(owner, name, _noting_threads(getattr(owner, name), threads))
+    assert asyncio.run(collect(engine, *prompt))
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def _noting_threads(work: Callable[[Any], Any], threads: list[threading.Thread]) -> Callable[[Any], Any]:
+    def noting(value: Any) -> Any:
+        threads.append(threading.current_thread())
+        return work(value)
+
+    return noting
+
+
+def test_sampling_params_are_no_mapping(engine: AsyncLLM) -> None:
+    with pytest.raises(InvalidRequestError, match="sampling_params"):
+        asyncio.run(collect(engine, "hi", {"temperature": 0}))  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +29,14 @@ from hotloop.text.tokenizer import Tokenizer
 _log = logging.getLogger(__name__)
 
 _LONG_TEXT = 2000  # characters: longer prompts are tokenized off the event loop
+
+
+def _takes_long(prompt: Prompt | Resume, params: SamplingParams | None) -> bool:
+    """Whether making requests of it would hold up the event loop: what is compiled, or looked for in all tokens."""
+    params = prompt.params if isinstance(prompt, Resume) else params
+    if isinstance(params, SamplingParams) and (params.structured_outputs is not None or params.dry_multiplier):
+        return True
+    return isinstance(prompt, Chat) or (isinstance(prompt, str) and len(prompt) > _LONG_TEXT)
 
 
 class AsyncLLM:
@@ -91,23 +100,16 @@ class AsyncLLM:
 
         Raises: InvalidRequestError, CapacityError before anything runs; HotloopError if the request ends with an error.
         """
+        options: dict[str, Any] = {
+            "request_id": request_id, "priority": priority, "timeout_s": timeout_s, "cache_salt": cache_salt
+        }  # fmt: skip
         if isinstance(prompt, Resume):
             if sampling_params is not None:
                 raise InvalidRequestError("a Resume has its sampling parameters with it; leave sampling_params out")
-            ask = self._inputs.resume(
-                prompt, request_id=request_id, priority=priority, timeout_s=timeout_s, cache_salt=cache_salt
-            )
+            make = partial(self._inputs.resume, prompt, **options)
         else:
-
-            def make() -> Ask:
-                return self._inputs.ask(
-                    prompt, sampling_params, parse_special=parse_special, request_id=request_id, priority=priority,
-                    timeout_s=timeout_s, cache_salt=cache_salt,
-                )  # fmt: skip
-
-            compiles = sampling_params is not None and sampling_params.structured_outputs is not None
-            is_long = compiles or isinstance(prompt, Chat) or (isinstance(prompt, str) and len(prompt) > _LONG_TEXT)
-            ask = await asyncio.to_thread(make) if is_long else make()
+            make = partial(self._inputs.ask, prompt, sampling_params, parse_special=parse_special, **options)
+        ask = await asyncio.to_thread(make) if _takes_long(prompt, sampling_params) else make()
         parts = self.stream([ask])
         try:
             async for part in parts:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop import _native
 
+Breakers: TypeAlias = tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]], ...]
+_ByLastId: TypeAlias = Mapping[int, Sequence[tuple[frozenset[int], list[int]]]]
+
 
 class Dry:
     """What DRY needs to know of a context, the prompt and the output; removal in reverse order only.
 
-    multiplier, base, allowed_length: of SamplingParams. breakers: one of the first ids, then all of the second: a sequence
-    over which no repetition reaches. Ids that are one alone are never penalized.
+    multiplier, base, allowed_length: of SamplingParams. breakers: one of the ids, then all of one of the sequences (Request):
+    what no repetition reaches over. Ids that are one alone are never penalized.
     """
 
     __slots__ = ("_allowed_length", "_base", "_breakers", "_breaks", "_context", "_multiplier", "_single")
@@ -25,17 +30,11 @@ class Dry:
         multiplier: float,
         base: float,
         allowed_length: int,
-        breakers: Iterable[tuple[Collection[int], Sequence[int]]],
+        breakers: Breakers,
         context_ids: Iterable[int],
     ) -> None:
         self._multiplier, self._base, self._allowed_length = multiplier, base, allowed_length
-        self._single: set[int] = set()
-        self._breakers: dict[int, list[tuple[frozenset[int], list[int]]]] = {}  # of several ids, by their last one
-        for first, rest in breakers:
-            if rest:
-                self._breakers.setdefault(rest[-1], []).append((frozenset(first), list(rest)))
-            else:
-                self._single.update(first)
+        self._single, self._breakers = _by_last_id(breakers)
         self._context = array("i")
         self._breaks = [0]  # lengths of the context at which a breaker ended
         for token_id in context_ids:
@@ -64,3 +63,18 @@ class Dry:
         )  # fmt: skip
         found = [(token_id, penalty) for token_id, penalty in found if token_id not in self._single]
         return np.array([i for i, _ in found], np.int32), np.array([p for _, p in found], np.float32)
+
+
+@lru_cache(maxsize=16)  # the choices of a request have the same ones, which may be as many ids as a vocabulary has
+def _by_last_id(breakers: Breakers) -> tuple[frozenset[int], _ByLastId]:
+    """Those that are one id, and of the others, by their last id, those that they may begin with and what comes then."""
+    single: set[int] = set()
+    several: dict[int, list[tuple[frozenset[int], list[int]]]] = {}
+    for ids, rests in breakers:
+        first = frozenset(ids)
+        for rest in rests:
+            if rest:
+                several.setdefault(rest[-1], []).append((first, list(rest)))
+            else:
+                single |= first
+    return frozenset(single), several

@@ -19,7 +19,8 @@ from hotloop.server.event_stream import while_connected
 T = TypeVar("T")
 
 _LONG_BODY = 4000  # bytes: longer ones are read and tokenized off the event loop
-_FORM = re.compile(rb"response_format|structured_outputs|\"tools\"|\\u00")  # compiled; names of fields may be in escapes
+# What is compiled, or looked for in all tokens of the vocabulary; names of fields may be in escapes.
+_SLOW = re.compile(rb"response_format|structured_outputs|\"tools\"|dry_multiplier|\\u00")
 _MAX_CONTAINERS = 500_000  # in a body; while Python makes and frees them, it writes no tokens
 
 
@@ -39,7 +40,7 @@ async def understood(request: Request, threads: Executor, understand: Callable[[
     def make() -> T:
         return understand(decode_json(raw))
 
-    if len(raw) <= _LONG_BODY and not _FORM.search(raw):
+    if len(raw) <= _LONG_BODY and not _SLOW.search(raw):
         return make()
     return await while_connected(request.receive, asyncio.get_running_loop().run_in_executor(threads, make))
 

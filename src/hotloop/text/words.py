@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from hotloop.errors import InvalidRequestError
 
 TokenSequence: TypeAlias = tuple[int, ...]
-Breaker: TypeAlias = tuple[TokenSequence, TokenSequence]  # one of the first ids, then all of the second
+Breaker: TypeAlias = tuple[TokenSequence, tuple[TokenSequence, ...]]  # one of the ids, then all of one of the sequences
 
 _MAX_BREAKER_SETS = 16
 
@@ -68,9 +68,11 @@ class Words:
             for size in range(1, min(longest, len(token)) + 1):
                 if token[-size:] in rests:
                     beginners.setdefault(token[-size:], []).append(token_id)
-        found: list[Breaker] = [(tuple(holders), ())]
+        found: list[Breaker] = [(tuple(holders), ((),))]
         for start, ids in beginners.items():
-            found += [(tuple(ids), rest) for text in sorted(rests[start]) if (rest := self._tokens_of(text))]
+            going_on = tuple(rest for text in sorted(rests[start]) if (rest := self._tokens_of(text)))
+            if going_on:
+                found.append((tuple(ids), going_on))
         return tuple(found)
 
     @cached_property

@@ -53,7 +53,7 @@ def test_requests(
     params |= {"logit_bias": params.pop("bias"), "bad_words": ["x"], "allowed_token_ids": [3], "mirostat": 2}
     request = Request(
         RequestId("a"), ids, SamplingParams(**params), seed, 10, frozenset(ids), 1.5, output, 3, 2, -1, deadline_s, salt,
-        RequestId("b"), bad_word_ids=((1, 2), (3,)), dry_breakers=(((1, 2), ()), ((3,), (4, 5))), mirostat_mu=mu,
+        RequestId("b"), bad_word_ids=((1, 2), (3,)), dry_breakers=(((1, 2), ((),)), ((3,), ((4, 5), (6,)))), mirostat_mu=mu,
     )  # fmt: skip
     message = decode_command(encode(Add([request])))
     assert isinstance(message, Add)

@@ -1,12 +1,14 @@
 """DRY against its definition, counted out; tests/unit/sampling/test_goldens.py holds it against llama.cpp."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop import _native
-from hotloop.sampling.dry import Dry
+from hotloop.sampling.dry import Breakers, Dry
 
 
 def longest_repeats(ids: list[int], most: int) -> dict[int, int]:
@@ -40,26 +42,27 @@ def test_a_long_run_is_cheap_and_finite() -> None:
     assert _native.dry_penalties(ids, 1.0, 1.75, 2, len(ids)) == [(0, float(np.finfo(np.float32).max))]
 
 
-def ids_after(context: list[int], breakers: list[tuple[list[int], list[int]]]) -> list[int]:
+def ids_after(context: list[int], breakers: Breakers) -> list[int]:
     return Dry(1.0, 1.75, 2, breakers, context).penalties[0].tolist()
 
 
 def test_nothing_is_repeated_over_a_breaker() -> None:
-    assert ids_after([1, 2, 3, 9, 1, 2], []) == [3]
-    assert ids_after([1, 9, 3, 1, 9], [([9], [])]) == []
-    assert ids_after([9, 1, 2, 3, 9, 1, 2], [([9], [])]) == [3]
-    assert ids_after([1, 2, 9, 1, 2], [([9], [])]) == []  # a breaker itself is never penalized
-    two = [([7, 8], [9, 9])]  # 7 or 8, then 9 9
+    assert ids_after([1, 2, 3, 9, 1, 2], ()) == [3]
+    assert ids_after([1, 9, 3, 1, 9], (((9,), ((),)),)) == []
+    assert ids_after([9, 1, 2, 3, 9, 1, 2], (((9,), ((),)),)) == [3]
+    assert ids_after([1, 2, 9, 1, 2], (((9,), ((),)),)) == []  # a breaker itself is never penalized
+    two = (((7, 8), ((9, 9), (9, 5))),)  # 7 or 8, then 9 9 or 9 5
     assert ids_after([8, 9, 9, 1, 8, 9, 9], two) == []
     assert ids_after([8, 9, 1, 8, 9], two) == [1]
     assert ids_after([5, 9, 9, 1, 5, 9, 9], two) == [1]
+    assert ids_after([7, 9, 5, 1, 8, 9, 5], two) == []
     assert ids_after([9, 9], two) == []
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=30), st.lists(st.integers(0, 4), max_size=30))
 def test_removal_leaves_no_trace(ids: list[int], tentative: list[int]) -> None:
-    breakers = [([0], []), ([1, 2], [3])]
+    breakers = (((0,), ((),)), ((1, 2), ((3,), (3, 4))))
     dry, plain = Dry(1.0, 1.75, 1, breakers, ids), Dry(1.0, 1.75, 1, breakers, ids)
     for token_id in tentative:
         dry.add(token_id)
@@ -67,3 +70,16 @@ def test_removal_leaves_no_trace(ids: list[int], tentative: list[int]) -> None:
         dry.remove()
     for got, expected in zip(dry.penalties, plain.penalties, strict=True):
         assert got.tolist() == expected.tolist()
+
+
+def test_choices_share_what_is_made_of_their_breakers() -> None:
+    def breakers() -> Breakers:
+        return ((tuple(range(100_000)), ((1, 2), (3,))),)
+
+    first, of_other = Dry(1.0, 1.75, 2, breakers(), [5, 1, 2]), breakers()
+    tracemalloc.start()
+    other = Dry(1.0, 1.75, 2, of_other, [5, 1, 2])
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 100_000
+    assert first.penalties[0].tolist() == other.penalties[0].tolist()

@@ -43,17 +43,17 @@ def test_bad_words_with_and_without_a_space_before() -> None:
 
 def test_breakers_inside_of_a_token_and_over_several() -> None:
     assert WORDS.breakers(()) == ()
-    assert WORDS.breakers(("\n",)) == (((3, 6, 7), ()),)
-    assert WORDS.breakers(("\n", "c")) == (((3, 6, 7, 11), ()),)
-    assert set(WORDS.breakers(("ab",))) == {((4, 5), ()), ((0,), (1,))}
+    assert WORDS.breakers(("\n",)) == (((3, 6, 7), ((),)),)
+    assert WORDS.breakers(("\n", "c")) == (((3, 6, 7, 11), ((),)),)
+    assert set(WORDS.breakers(("ab",))) == {((4, 5), ((),)), ((0,), ((1,),))}
     # 4 and 5 end with a b, 1 is one; then a b and a, of which 4 is a usual token.
-    assert set(WORDS.breakers(("bab",))) == {((), ()), ((1, 4, 5, 7), (4,))}
-    assert set(WORDS.breakers(("bc", "bb"))) == {((), ()), ((1, 4, 5, 7), (11,)), ((1, 4, 5, 7), (1,))}
+    assert set(WORDS.breakers(("bab",))) == {((), ((),)), ((1, 4, 5, 7), ((4,),))}
+    assert set(WORDS.breakers(("bc", "bb"))) == {((), ((),)), ((1, 4, 5, 7), ((1,), (11,)))}
 
 
 def test_a_breaker_s_first_bytes_may_be_half_a_character() -> None:
-    assert WORDS.breakers(("é",)) == (((), ()),)  # its second half alone is no text
-    assert set(WORDS.breakers(("bé",))) == {((), ()), ((1, 4, 5, 7), (8, 9))}
+    assert WORDS.breakers(("é",)) == (((), ((),)),)  # its second half alone is no text
+    assert set(WORDS.breakers(("bé",))) == {((), ((),)), ((1, 4, 5, 7), ((8, 9),))}
 
 
 def test_breakers_are_found_once() -> None:
