@@ -79,7 +79,7 @@ def test_dry(index: int) -> None:
     params = SamplingParams(**DRY[index])  # type: ignore[arg-type]
     num_penalized = 0
     for context, expected in zip(dry_contexts(), golden("llama_cpp")["dry"][index], strict=True):
-        dry = Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, [([BREAKER], [])], context)
+        dry = Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, (((BREAKER,), ((),)),), context)
         ids, penalties = dry.penalties
         assert ids.tolist() == sorted(int(i) for i in expected)
         np.testing.assert_allclose(penalties, [expected[str(i)] for i in ids], rtol=1e-5)
