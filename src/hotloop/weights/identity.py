@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hotloop.weights.reference import split_parts
 
-_ENDINGS = (".json", ".jinja", ".model", ".safetensors")  # of what a model folder is read from
+_ENDINGS = (".json", ".jinja", ".model", "merges.txt", ".safetensors")  # of what a model folder is read from
 
 Identity = tuple[tuple[str, int, int, int, int] | str, ...]
 
@@ -20,7 +20,7 @@ def model_identity(path: Path) -> Identity:
 
 def _files(path: Path) -> list[Path]:
     try:
-        return sorted(p for p in path.iterdir() if p.suffix in _ENDINGS and not p.name.startswith("."))
+        return sorted(p for p in path.iterdir() if p.name.endswith(_ENDINGS) and not p.name.startswith("."))
     except OSError:  # no folder
         return [path.with_name(part) for part in split_parts(path.name)]
 

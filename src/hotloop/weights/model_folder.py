@@ -2,21 +2,28 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 _CONFIG = "config.json"
 _INDEX = "model.safetensors.index.json"
-COMPANIONS = (
-    _CONFIG, "quantize_config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+_OLDER = ("vocab.json", "merges.txt")  # read where there is none of those
+_COMPANIONS = (
+    _CONFIG, "quantize_config.json", "generation_config.json", *_TOKENIZERS, "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json", *_OLDER,
 )  # fmt: skip
-"""Beside the weights, what a model's answers depend on."""
 _WHOLE = "model.safetensors"
 _SHARD = re.compile(r"model-(?P<part>\d{5})-of-(?P<count>\d{5})\.safetensors")
 NOTE = ".hotloop-pull.json"
 """What a pull leaves in a folder of its own: a PullNote."""
+
+
+def companions(names: Collection[str]) -> list[str]:
+    """Of a folder's files what a model's answers depend on, beside the weights."""
+    unread = _OLDER if any(name in names for name in _TOKENIZERS) else ()
+    return [name for name in _COMPANIONS if name in names and name not in unread]
 
 
 def needed_files(names: Iterable[str]) -> list[str]:
@@ -26,7 +33,8 @@ def needed_files(names: Iterable[str]) -> list[str]:
     """
     top = {name for name in names if "/" not in name}
     weights = weight_files(top)
-    return [*(name for name in (*COMPANIONS, _INDEX) if name in top), *weights] if weights and _CONFIG in top else []
+    index = [_INDEX] if _INDEX in top else []
+    return [*companions(top), *index, *weights] if weights and _CONFIG in top else []
 
 
 def weight_files(names: Iterable[str]) -> list[str]:

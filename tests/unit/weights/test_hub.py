@@ -280,3 +280,13 @@ def test_a_folder_of_a_repository(hub_server) -> None:
     assert found.bytes == len("config.jsontokenizer.jsonmodel.safetensors")
     with pytest.raises(SourceUnavailableError, match="no such revision"):
         hub.find(HubReference("a/b", None, "v9"), DEADLINE_S)
+
+
+@pytest.mark.parametrize("newer", ["tokenizer.json", "tokenizer.model", None])
+def test_an_older_vocabulary_comes_where_there_is_no_newer_one(hub_server, newer: str | None) -> None:
+    for name in ("config.json", "vocab.json", "merges.txt", "model.safetensors", *([] if newer is None else [newer])):
+        hub_server.add("a/b", name, name.encode())
+    found = hub.find(HubReference("a/b"), DEADLINE_S)
+    assert isinstance(found, hub.HubFolder)
+    vocabulary = ["vocab.json", "merges.txt"] if newer is None else [newer]
+    assert [file.name for file in found.files] == ["config.json", *vocabulary, "model.safetensors"]

@@ -40,8 +40,10 @@ def test_a_file_that_comes_into_a_folder(tmp_path: Path) -> None:
     for name in ("README.md", "out.gguf", ".out.gguf.17.partial", ".hotloop-pull.json"):
         (folder / name).write_text("{}")
     assert model_identity(folder) == identity
-    (folder / "chat_template.jinja").write_text("")
-    assert model_identity(folder) != identity
+    for name in ("chat_template.jinja", "merges.txt"):
+        (folder / name).write_text("")
+        assert model_identity(folder) != identity
+        identity = model_identity(folder)
 
 
 @pytest.mark.parametrize("opened", PARTS)

@@ -22,7 +22,7 @@ from hotloop.weights.hf.shards import Shards, open_shards
 from hotloop.weights.hf.sources import FORMATS, AsStored, InMemory, PermutedHeads, PlusOne, TensorSource, Transposed
 from hotloop.weights.hf.tokenizer import tokenizer_metadata
 from hotloop.weights.model_file import MetadataValue, ModelFile, TensorInfo, quote
-from hotloop.weights.model_folder import COMPANIONS
+from hotloop.weights.model_folder import companions
 from hotloop.weights.safetensors import StoredTensor
 
 
@@ -43,11 +43,11 @@ class HFFolder(ModelFile):
         config: HFConfig,
     ) -> None:
         """Use `HFFolder.open`."""
-        companions = tuple(path / name for name in COMPANIONS if (path / name).is_file())
+        beside = companions([file.name for file in path.iterdir() if file.is_file()])
         ordered = dict(sorted(sources.items(), key=lambda item: item[1].order))
         super().__init__(
             path,
-            (*companions, *(file.path for file in shards.files)),
+            (*(path / name for name in beside), *(file.path for file in shards.files)),
             metadata,
             {name: _info(name, source) for name, source in ordered.items()},
             sum(file.nbytes for file in shards.files),

@@ -10,6 +10,9 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 MAX_TOKENS = 1 << 22
 
+Around = tuple[list[str], list[str]]
+"""Texts of the tokens before and after every text."""
+
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
@@ -35,5 +38,6 @@ class Pieces:
     merges: list[str] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
     unknown_token_id: int | None = None
+    around: Around | None = None  # None where the file does not say
     bos_token_id: int | None = None  # where the file itself says so
     eos_token_id: int | None = None

@@ -13,7 +13,8 @@ from hotloop.weights.hf.companions import Companions
 from hotloop.weights.hf.pieces import CONTROL, MAX_TOKENS, NORMAL, UNUSED, USER_DEFINED, AddedToken, Pieces
 from hotloop.weights.hf.pre_tokenizer import SPACE
 from hotloop.weights.hf.sentencepiece_model import read_sentencepiece_model
-from hotloop.weights.hf.tokenizer_json import read_tokenizer_json
+from hotloop.weights.hf.tokenizer_json import how_to_get_one, read_tokenizer_json
+from hotloop.weights.hf.vocabulary_files import VOCAB, read_vocabulary_files
 from hotloop.weights.model_file import MetadataValue
 
 GGML, OWN = "tokenizer.ggml.", "hotloop.tokenizer."
@@ -26,7 +27,8 @@ _CONTROL_TEXTS = frozenset(("<pad>", "<mask>", "<2mass>", "[@BOS@]"))
 
 
 def tokenizer_metadata(folder: Path, vocab_size: int | None = None) -> dict[str, MetadataValue]:
-    """The `tokenizer.*` keys of the model in a folder, from tokenizer.json or else tokenizer.model, and their companions.
+    """The `tokenizer.*` keys of the model in a folder, from tokenizer.json, tokenizer.model or vocab.json, the first that is
+    there, and their companions.
 
     vocab_size: rows of the model's embedding, where they are known: ids that the tokenizer lacks are unused tokens, and
     added tokens beyond are left out.
@@ -34,16 +36,15 @@ def tokenizer_metadata(folder: Path, vocab_size: int | None = None) -> dict[str,
     Raises ModelFileError naming the file and what is wrong with it, or not implemented.
     """
     json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
+    companions = Companions(folder)
     if json_path.is_file():
-        pieces, definition = read_tokenizer_json(json_path)
+        pieces = read_tokenizer_json(json_path)
     elif model_path.is_file():
-        pieces, definition = read_sentencepiece_model(model_path), {}
+        pieces = read_sentencepiece_model(model_path)
+    elif (folder / VOCAB).is_file():
+        pieces = read_vocabulary_files(folder, companions)
     else:
-        raise ModelFileError(
-            f"{folder}: there is no tokenizer.json; transformers writes one: "
-            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
-        )
-    companions = Companions(folder, definition)
+        raise ModelFileError(f"{folder}: there is no tokenizer.json; {how_to_get_one(folder)}")
     added = _added_tokens(pieces, companions)
     tokens, types, scores = _tokens(pieces, added, companions.named_texts(), vocab_size, folder)
     metadata: dict[str, MetadataValue] = {
@@ -160,13 +161,13 @@ def _special_tokens(
     metadata |= {f"{GGML}{key}_token_id": i for key, i in zip(("eot", "eom"), ends, strict=False)}
     if len(ends) > 2:
         metadata[OWN + "eos_token_ids"] = np.asarray(configured["eos"], np.int32)
-    for name in ("bos", "eos"):
+    before, after = pieces.around or ([], [])
+    for name, texts in (("bos", before), ("eos", after)):
         token_id = chosen[name]
-        adds = companions.adds(name, None if token_id is None else tokens[token_id])
-        if adds is None:  # a SentencePiece model without a word about it
-            adds = name == "bos" and token_id is not None
+        adds = companions.adds(name)
+        if adds is None:
+            adds = name == "bos" if pieces.around is None else texts == [None if token_id is None else tokens[token_id]]
         metadata[f"{GGML}add_{name}_token"] = adds and token_id is not None
-    before, after = companions.around()
     odd = [text for text in before if text not in ids]
     if odd or (after and [ids.get(text) for text in after] != [chosen["eos"]]):
         raise ModelFileError(

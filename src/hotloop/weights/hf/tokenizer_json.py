@@ -8,6 +8,7 @@ from typing import Any
 from hotloop.errors import ModelFileError
 from hotloop.weights.hf.json_files import read_json
 from hotloop.weights.hf.pieces import BYTE, MAX_TOKENS, UNKNOWN, AddedToken, Pieces
+from hotloop.weights.hf.post_processor import texts_around
 from hotloop.weights.hf.pre_tokenizer import ByteLevelPipeline, SpacePrefix, recognize
 
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -17,12 +18,16 @@ _MAX_SPLITS = 1000
 _ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word")
 
 
-def read_tokenizer_json(path: Path) -> tuple[Pieces, Mapping[str, Any]]:
-    """The vocabulary in a file, and the file's definition.
+def read_tokenizer_json(path: Path) -> Pieces:
+    """The vocabulary in a file. Raises as `read_definition`."""
+    return read_definition(read_json(path, MAX_TOKENIZER_BYTES), path)
+
+
+def read_definition(definition: Mapping[str, Any], path: Path) -> Pieces:
+    """The vocabulary that a tokenizer.json defines. path: the file, for messages.
 
     Raises ModelFileError naming the entry that is malformed, or not implemented.
     """
-    definition = read_json(path, MAX_TOKENIZER_BYTES)
     model = definition.get("model")
     if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         kind = model.get("type") if isinstance(model, dict) else model
@@ -36,12 +41,13 @@ def read_tokenizer_json(path: Path) -> tuple[Pieces, Mapping[str, Any]]:
     merges = _merges(model.get("merges"), path)
     added = read_added_tokens(definition.get("added_tokens") or [], path)
     _check_added(added, texts, ids, path)
+    around = texts_around(definition.get("post_processor"), path)
     if isinstance(pipeline, ByteLevelPipeline):
         prefix: SpacePrefix = "always" if pipeline.add_space_prefix else "never"
         joined = [f"{left} {right}" for left, right in merges]
         if odd := next((pair for pair in merges if " " in pair[0] + pair[1]), None):
             raise ModelFileError(f"{path}: the merge {odd!r:.80} holds a space, which no byte-level token does")
-        return Pieces("gpt2", texts, {}, added, prefix, pipeline.pre, joined), definition
+        return Pieces("gpt2", texts, {}, added, prefix, pipeline.pre, joined, around=around)
     if not model.get("byte_fallback"):
         raise ModelFileError(f"{path}: a SentencePiece vocabulary without byte_fallback; hotloop needs it")
     unk_token = model.get("unk_token")
@@ -54,8 +60,14 @@ def read_tokenizer_json(path: Path) -> tuple[Pieces, Mapping[str, Any]]:
     not_learned = {token.token_id for token in added} | set(types)
     scores = _scores(merges, ids, not_learned, path)
     return Pieces(
-        "llama", texts, types, added, pipeline.space_prefix, scores=scores, unknown_token_id=unknown
-    ), definition
+        "llama", texts, types, added, pipeline.space_prefix, scores=scores, unknown_token_id=unknown, around=around
+    )
+
+
+def how_to_get_one(folder: Path) -> str:
+    """For messages about a folder without a tokenizer.json."""
+    call = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+    return f"transformers writes a tokenizer.json: {call}"
 
 
 def read_added_tokens(entries: object, where: Path) -> list[AddedToken]:
