@@ -17,6 +17,8 @@ from hotloop.weights.safetensors import StoredTensor
 
 _SCALE_BITS = 20  # 24 of a float32 less the 4 of an e4m3
 _MAX_EXPONENT = 100
+_E8M0 = "F8_E8M0"
+"""Powers of two by their exponent (bias 127); 255 is NaN."""
 
 
 def _e4m3_values() -> NDArray[np.float32]:
@@ -38,8 +40,8 @@ class FP8Matrix(TensorSource):
         self._weight = weight
         if len(weight.shape) != 2 or 0 in weight.shape:
             raise self._error(f"has the shape {list(weight.shape)}; it must be a matrix")
-        if scale.dtype not in FORMATS:
-            raise self._error(f"its scale is {scale.dtype}; hotloop reads BF16, F16 and F32")
+        if scale.dtype not in (*FORMATS, _E8M0):
+            raise self._error(f"its scale is {scale.dtype}; hotloop reads BF16, F16, F32 and {_E8M0}")
         rows, columns = weight.shape
         self._block = (rows, columns)
         if scale.shape in ((), (1,), (1, 1)):
@@ -50,7 +52,12 @@ class FP8Matrix(TensorSource):
             shape, self._block = (scale.shape[0], scale.shape[1]), block
         else:
             raise self._error(f"its scale has the shape {list(scale.shape)}, which fits neither rows nor blocks of {block}")
-        self._scale = dequantize(FORMATS[scale.dtype], scale.read(), shape)
+        if scale.dtype == _E8M0:
+            exponents = scale.read().astype(np.int32) - 127
+            scales = np.ldexp(np.float32(1), np.minimum(exponents, 127))
+            self._scale = np.where(exponents == 128, np.float32(np.nan), scales).reshape(shape)
+        else:
+            self._scale = dequantize(FORMATS[scale.dtype], scale.read(), shape)
         super().__init__(self._exact_format(), weight.shape)
 
     @property

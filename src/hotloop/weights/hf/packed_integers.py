@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,12 +109,23 @@ class _PackedMatrix(TensorSource):
                 )
 
 
-class GPTQMatrix(_PackedMatrix):
-    """codes int32 [inputs bits / 32, outputs], zeros [groups, outputs bits / 32], lowest bits first. zero_offset: what is
-    added to a stored zero, 1 in files of the first version."""
+class GPTQZeros(Enum):
+    """How a GPTQ file stores zeros: as they are, less 1 (files of the first version), or less 1 with a borrow.
 
-    def __init__(self, layer: PackedLayer, bits: int, group_size: int, zero_offset: int) -> None:
-        self._zero_offset = zero_offset
+    Where a zero is 0, -1 is no code. GPT-QModel takes 1 from all zeros of a word by one subtraction, so that the 0 borrows
+    from its neighbour. Others spoil the word's other zeros, or leave them alone, and read each for itself.
+    """
+
+    AS_THEY_ARE = auto()
+    LESS_ONE = auto()
+    LESS_ONE_BORROWING = auto()
+
+
+class GPTQMatrix(_PackedMatrix):
+    """codes int32 [inputs bits / 32, outputs], zeros [groups, outputs bits / 32], lowest bits first."""
+
+    def __init__(self, layer: PackedLayer, bits: int, group_size: int, zeros: GPTQZeros) -> None:
+        self._stored_zeros = zeros
         if layer.codes.dtype != "I32" or len(layer.codes.shape) != 2:
             raise layer.error(f"is {layer.codes.dtype} {list(layer.codes.shape)}, not a matrix of I32")
         packed, num_rows = layer.codes.shape
@@ -125,7 +137,17 @@ class GPTQMatrix(_PackedMatrix):
 
     def _read_zeros(self, num_groups: int, num_rows: int) -> NDArray[np.int16]:
         words = self._layer.zeros.read().view("<u4").reshape(num_groups, -1)
-        return unpack(words, self._bits).astype(np.int16) + np.int16(self._zero_offset)
+        if self._stored_zeros is GPTQZeros.AS_THEY_ARE:
+            return unpack(words, self._bits).astype(np.int16)
+        largest = (1 << self._bits) - 1
+        zeros = unpack(words + np.uint32(0xFFFFFFFF // largest), self._bits)  # 1 at each place; what leaves the word is lost
+        alone = unpack(words, self._bits) + np.uint8(1) & np.uint8(largest)
+        if self._stored_zeros is GPTQZeros.LESS_ONE and not np.array_equal(zeros, alone):
+            raise self._layer.error(
+                "has zeros of 0, stored less 1, from which programs make different zeros; take a symmetric checkpoint, or one "
+                "whose checkpoint_format is gptq_v2"
+            )
+        return zeros.astype(np.int16)
 
 
 class AWQMatrix(_PackedMatrix):

@@ -31,8 +31,14 @@ ROPE = st.fixed_dictionaries(
 )  # fmt: skip
 QUANTIZED = st.fixed_dictionaries(
     {"quant_method": st.sampled_from(["gptq", "awq", "fp8", "compressed-tensors"])},
-    optional={name: VALUES for name in ("bits", "group_size", "format", "config_groups", "weight_block_size", "version")},
-)
+    optional={
+        name: VALUES
+        for name in (
+            "bits", "group_size", "config_groups", "weight_block_size", "version", "dynamic", "meta", "checkpoint_format",
+        )
+    }
+    | {"format": st.sampled_from(["float-quantized", "int-quantized", "pack-quantized", "gptq", "gptq_v2"]) | VALUES},
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=[name for name in ARCHITECTURES if name in CLASSES])

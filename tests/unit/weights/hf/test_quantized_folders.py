@@ -95,7 +95,7 @@ AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero
     ("bits", "group", "zero", "format"),
     [
         (4, 32, 8, "Q4_0"), (4, 64, 8, "Q4_0"), (4, -1, 8, "Q4_0"), (4, 128, None, "Q5_0"), (4, 32, None, "Q5_0"),
-        (4, 32, 16, "Q5_0"), (4, 32, 1, "Q5_0"), (8, 32, 128, "Q8_0"), (2, 32, None, "Q4_0"),
+        (4, 32, 15, "Q5_0"), (4, 32, 1, "Q5_0"), (8, 32, 128, "Q8_0"), (2, 32, None, "Q4_0"),
     ],
 )  # fmt: skip
 def test_gptq(tmp_path: Path, bits: int, group: int, zero: int | None, format: str) -> None:
@@ -115,6 +115,57 @@ def test_gptq_of_the_second_version_stores_zeros_as_they_are(tmp_path: Path) -> 
     path = quantized_folder(tmp_path / "f", {LAYER: gptq(codes, zeros + 1, scales)}, config)
     with open_model(path) as folder:
         assert (values(folder, "blk.0.ffn_gate.weight") == expected(codes, zeros, scales, 32)).all()
+
+
+def test_the_second_version_by_its_newer_name(tmp_path: Path) -> None:
+    codes, zeros, scales = random_layer()
+    path = quantized_folder(tmp_path / "f", {LAYER: gptq(codes, zeros + 1, scales)}, GPTQ | {"format": "gptq_v2"})
+    with open_model(path) as folder:
+        assert (values(folder, "blk.0.ffn_gate.weight") == expected(codes, zeros, scales, 32)).all()
+
+
+BY_GPTQMODEL: dict[str, Any] = {"meta": {"quantizer": ["gptqmodel:2.0.0"]}}
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_zeros_of_0_borrow_from_their_neighbours(tmp_path: Path, bits: int) -> None:
+    codes, zeros, scales = random_layer(bits=bits)
+    zeros[0, [0, 5, 6]] = 0
+    parts = gptq(codes, zeros + 1, scales, bits)  # words as they would be without the subtraction
+    words = np.frombuffer(parts["qzeros"][2], "<u4") - np.uint32({2: 0x55555555, 4: 0x11111111}[bits])
+    parts["qzeros"] = (*parts["qzeros"][:2], words.tobytes())
+    config = GPTQ | {"bits": bits}
+    with open_model(quantized_folder(tmp_path / "f", {LAYER: parts}, config | BY_GPTQMODEL)) as folder:
+        assert (values(folder, "blk.0.ffn_gate.weight") == expected(codes, zeros, scales, 32)).all()
+    path = quantized_folder(tmp_path / "other", {LAYER: parts}, config)
+    with pytest.raises(ModelFileError, match=r"has zeros of 0, stored less 1, .*; take .* gptq_v2"):
+        open_model(path)
+
+
+def test_a_zero_of_0_at_the_end_of_a_word(tmp_path: Path) -> None:
+    codes, zeros, scales = random_layer()
+    zeros[1, 7] = 0  # has no neighbour, so there is one way to read it
+    path = quantized_folder(tmp_path / "f", {LAYER: gptq(codes, zeros, scales)}, GPTQ)
+    with open_model(path) as folder:
+        assert (values(folder, "blk.0.ffn_gate.weight") == expected(codes, zeros, scales, 32)).all()
+
+
+def test_rules_that_leave_layers_out(tmp_path: Path) -> None:
+    layer = random_layer()
+    path = quantized_folder(tmp_path / "f", {LAYER: gptq(*layer)}, GPTQ | {"dynamic": {"-:.*down_proj": {}}})
+    with open_model(path) as folder:
+        assert (values(folder, "blk.0.ffn_gate.weight") == expected(*layer, 32)).all()
+
+
+def test_rules_that_give_layers_their_own_sizes(tmp_path: Path) -> None:
+    layer, other = random_layer(), random_layer(64, 64, group=64, bits=8, zero=128)
+    layers = {LAYER: gptq(*layer), Q_PROJ: gptq(*other, bits=8)}
+    config = GPTQ | {"dynamic": {"+:.*q_proj": {"bits": 8, "group_size": 64}}}
+    plain = {f"{Q_PROJ}.weight": stored("F32", expected(*other, 64))}
+    floats = open_model(write_tiny_folder(tmp_path / "plain", tensors=plain))
+    with open_model(quantized_folder(tmp_path / "f", layers, config)) as folder, floats:
+        assert (values(folder, "blk.0.ffn_gate.weight") == expected(*layer, 32)).all()
+        assert (values(folder, "blk.1.attn_q.weight") == values(floats, "blk.1.attn_q.weight")).all()
 
 
 def test_the_configuration_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -171,6 +222,33 @@ def test_compressed_integers(tmp_path: Path, bits: int, groups: int) -> None:
         row = folder.tensors["blk.0.ffn_gate.weight"].row_bytes
         whole = folder.read("blk.0.ffn_gate.weight")
         assert (folder.read_rows("blk.0.ffn_gate.weight", 5, 30) == whole[5 * row : 30 * row]).all()
+
+
+INT8: dict[str, Any] = W4A16 | {
+    "format": "int-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}}},
+}
+
+
+@pytest.mark.parametrize("shape", [(ROWS, 1), (ROWS, 2), (1,), ()])
+def test_compressed_bytes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    codes = np.resize(np.arange(-128, 128), (ROWS, COLUMNS)).astype(np.int8)
+    scales = (np.arange(1, math.prod(shape) + 1) % 128 / 2**12).astype(np.float32).reshape(shape)
+    scale: Stored = ("F32", shape, scales.tobytes())
+    parts = {"weight": ("I8", codes.shape, codes.tobytes()), "weight_scale": scale, "input_zero_point": ints(np.zeros(1))}
+    path = quantized_folder(tmp_path / "f", {LAYER: parts}, INT8)
+    used = np.repeat(scales, COLUMNS // shape[1], axis=1) if len(shape) == 2 else scales
+    with open_model(path) as folder:
+        load_model_spec(folder)
+        assert folder.tensors["blk.0.ffn_gate.weight"].format == "Q8_0"
+        assert (values(folder, "blk.0.ffn_gate.weight") == codes * used).all()
+
+
+def test_scales_of_the_kv_cache_say_nothing(tmp_path: Path) -> None:
+    parts = {"k_scale": stored("F32", [0.5]), "v_scale": stored("F32", [0.5])}
+    codes = np.zeros((ROWS, COLUMNS), np.int64)
+    layers = {LAYER: packed_rows(codes, np.ones((ROWS, 2), np.float32)), "model.layers.0.self_attn": parts}
+    load_model_spec(open_model(quantized_folder(tmp_path / "f", layers, W4A16)))
 
 
 @pytest.mark.parametrize("pack", [gptq, awq])
@@ -245,10 +323,42 @@ def test_fp8(tmp_path: Path, config: dict[str, Any], name: str, scale: NDArray[n
         assert (values(folder, "blk.0.ffn_gate.weight") == E4M3_VALUES[codes].astype(np.float64) * used).all()
 
 
+def blocks(*sizes: Any) -> dict[str, Any]:
+    weights = [{"num_bits": 8, "type": "float", "block_structure": size} for size in sizes]
+    return COMPRESSED | {"config_groups": {f"group_{i}": {"weights": group} for i, group in enumerate(weights)}}
+
+
+@pytest.mark.parametrize("config", [blocks([32, 48]), blocks(None, [32, 48])])
+def test_compressed_fp8_of_blocks(tmp_path: Path, config: dict[str, Any]) -> None:
+    codes = finite_codes()
+    parts = {"weight": e4m3(codes), "weight_scale": stored("BF16", POWERS)}
+    used = np.repeat(np.repeat(POWERS, 32, axis=0), 48, axis=1)[:, :COLUMNS]
+    with open_model(quantized_folder(tmp_path / "f", {LAYER: parts}, config)) as folder:
+        assert (values(folder, "blk.0.ffn_gate.weight") == E4M3_VALUES[codes].astype(np.float64) * used).all()
+
+
+def e8m0(codes: list[list[int]]) -> Stored:
+    return "F8_E8M0", (len(codes), len(codes[0])), np.array(codes, np.uint8).tobytes()
+
+
+def test_fp8_with_scales_that_are_exponents(tmp_path: Path) -> None:
+    codes = finite_codes()
+    parts = {"weight": e4m3(codes), "weight_scale_inv": e8m0([[126, 118], [129, 127], [147, 90]])}
+    scales = np.array([[0.5, 2.0**-9], [4.0, 1.0], [2.0**20, 2.0**-37]])
+    used = np.repeat(np.repeat(scales, 32, axis=0), 48, axis=1)[:, :COLUMNS]
+    with open_model(quantized_folder(tmp_path / "f", {LAYER: parts}, FP8 | {"scale_fmt": "ue8m0"})) as folder:
+        assert folder.tensors["blk.0.ffn_gate.weight"].format == "BF16"
+        assert (values(folder, "blk.0.ffn_gate.weight") == E4M3_VALUES[codes].astype(np.float64) * used).all()
+
+
 def packed(**changes: Any) -> dict[str, Stored | None]:
     return {**gptq(*random_layer()), **changes}
 
 
+BYTES: dict[str, Any] = {
+    "weight": ("I8", (ROWS, COLUMNS), bytes(ROWS * COLUMNS)), "weight_scale": stored("F32", np.ones((ROWS, 1))),
+}  # fmt: skip
+OWN_SIZES = GPTQ | {"dynamic": {".*down_proj": {"bits": 8}}}
 ROWS_4 = packed_rows(np.zeros((ROWS, COLUMNS), np.int64), np.ones((ROWS, 2), np.float32))
 
 
@@ -279,6 +389,7 @@ ROWS_4 = packed_rows(np.zeros((ROWS, COLUMNS), np.int64), np.ones((ROWS, 2), np.
         (GPTQ | {"bits": 8}, gptq(*random_layer(bits=8), bits=8), "zeros from .* fit no format without loss"),
         (AWQ | {"bits": 8}, awq(*random_layer()), r"'bits' \(8\) is not read"),
         (AWQ | {"version": "gemv"}, awq(*random_layer()), r"'version' \('gemv'\) is not read"),
+        (AWQ | {"version": None, "format": "gemv"}, awq(*random_layer()), r"'format' \('gemv'\) is not read"),
         (AWQ, {"weight": e4m3(finite_codes())}, "F8_E4M3; hotloop reads BF16, F16 and F32"),
         (FP8, {"weight": e4m3(finite_codes())}, "is F8_E4M3 and has 0 scales"),
         (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": stored("F32", POWERS * 0.1)}, "more than 20 significant"),
@@ -286,6 +397,23 @@ ROWS_4 = packed_rows(np.zeros((ROWS, COLUMNS), np.int64), np.ones((ROWS, 2), np.
         (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": stored("F32", POWERS[:2])}, "fits neither rows nor blocks"),
         (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": ints(POWERS * 0)}, "its scale is I32"),
         (FP8 | {"weight_block_size": [0, 1]}, {"weight": e4m3(finite_codes())}, "'weight_block_size' .* must be two sizes"),
+        (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": e8m0([[127, 255]] * 3)}, "infinite or out of range"),
+        (FP8, {"weight": e4m3(finite_codes()), "weight_scale_inv": e8m0([[127, 0]] * 3)}, "infinite or out of range"),
+        (FP8, BYTES, "is I8; hotloop reads"),
+        (blocks([32, 48], [16, 16]), {"weight": e4m3(finite_codes())}, "'config_groups' .* blocks of different sizes"),
+        (blocks("32x48"), {"weight": e4m3(finite_codes())}, r"'block_structure' \('32x48'\) must be two sizes"),
+        (INT8, BYTES | {"weight_scale": None}, "is I8 and has 0 scales"),
+        (INT8, BYTES | {"weight_scale": stored("F32", np.ones((ROWS, 3)))}, r"its scale is F32 \[96, 3\]"),
+        (INT8, BYTES | {"weight": ("I8", (ROWS, 2, 32), bytes(ROWS * COLUMNS))}, r"is I8 \[96, 2, 32\], not a matrix of I8"),
+        (of_weights(symmetric=False) | {"format": "int-quantized"}, BYTES, r"'symmetric' \(False\) is not implemented"),
+        (OWN_SIZES, packed(qzeros=ints(np.zeros((2, 9)))), "has codes of 3 bits"),
+        (OWN_SIZES, packed(qzeros=ints(np.zeros(12))), r"the shapes \[\[8, 96\], \[12\], \[2, 96\]\], not those of matrices"),
+        (OWN_SIZES, packed(qzeros=ints(np.zeros((2, 24)))), "groups of 16 in rows of 32"),
+        (OWN_SIZES, packed(scales=stored("F16", np.ones((4, 96)))), r"its zeros are I32 \[2, 12\], not"),
+        (OWN_SIZES, packed(scales=stored("F16", np.ones((99, 96)))), "its scales are F16"),
+        (GPTQ | {"dynamic": {".*q_proj": {"format": "marlin"}}}, packed(), "'dynamic' .* packed in another way"),
+        (GPTQ | {"dynamic": {".*q_proj": 8}}, packed(), "'dynamic' .* packed in another way"),
+        (GPTQ | {"format": "gptq_p"}, packed(), r"'format' \('gptq_p'\) is not implemented"),
         (COMPRESSED | {"format": "nvfp4-pack-quantized"}, packed(), "of compressed-tensors is not read"),
         (W4A16 | {"transform_config": {"config_groups": {"u": {}}}}, ROWS_4, "'transform_config' .* is not implemented"),
         (W4A16 | {"config_groups": {}}, ROWS_4, "'config_groups' .* must be one group"),
