@@ -218,7 +218,7 @@ def test_a_request_from_within_the_step_leaves_nothing_behind(model: Path) -> No
             with pytest.raises(InvalidRequestError, match="within its own step"):
                 await llm.answer(PROMPT, replace(PARAMS, logits_processors=[calls]))
             assert llm.num_open == 0
-            return (await llm.answer(PROMPT, SamplingParams(max_tokens=2), request_id="mine")).outputs[0].text
+            return (await llm.answer(PROMPT, replace(PARAMS, max_tokens=2), request_id="mine")).outputs[0].text
 
     assert asyncio.run(both())
 

@@ -341,8 +341,9 @@ def test_fields_that_are_not_offered(tiny_client: httpx.Client, name: str) -> No
 
 
 def test_logprobs_of_prompts(tiny_client: httpx.Client) -> None:  # known faults B19, B21
+    body = {"prompt": "x y z" * 9, "echo": True, "logprobs": 1, "prompt_logprobs": 1, "ignore_eos": True}
     for _ in range(2):  # the second time from a warm cache
-        (choice,) = complete(tiny_client, prompt="x y z" * 9, echo=True, logprobs=1, prompt_logprobs=1)["choices"]
+        (choice,) = complete(tiny_client, **body)["choices"]
         told, alone = choice["logprobs"], choice["prompt_logprobs"]
         num_prompt = len(alone)
         assert len(told["tokens"]) == num_prompt + 12
