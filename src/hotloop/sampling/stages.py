@@ -54,10 +54,6 @@ class Free:
     bars_stops: bool = False
     barred: dict[State, list[int]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for marker in self.markers.texts:
-            self.index.prepare(marker)
-
     def barred_ids(self, state: State) -> list[int]:
         """Tokens that lead to where nothing can follow."""
         barred = self.barred.get(state)
@@ -102,7 +98,7 @@ class _InFree:
 @dataclass(slots=True, eq=False)
 class _InForm:
     """fed: the ids that the constraint has, of which the first num_given are not of the output but bytes of the one before.
-    num_skipped: ids pushed before them."""
+    num_skipped: tokens of line ends right before it."""
 
     stage: Formed
     since: int
@@ -117,28 +113,25 @@ class _InForm:
 
 
 class StagedConstraint:
-    """Goes through stages; implements `Constraint`. thinking: what comes first if the answer begins with that token; of free
-    text, with that marker, whose text may be of any tokens. max_tokens: of the whole answer, None if nobody knows."""
+    """Goes through stages; implements `Constraint`. thinking: what comes first if the answer begins with that marker, in any
+    tokens. begin_ids: where the first stage is a form, the tokens that may begin thinking in its place. max_tokens: of the
+    whole answer, None if nobody knows."""
 
     def __init__(
         self,
         first: Stage,
         index: TokenIndex,
         stop_token_ids: Collection[int],
-        thinking: tuple[int | Markers, Stage] | None = None,
+        thinking: tuple[Markers, Stage] | None = None,
         max_tokens: int | None = None,
+        *,
+        begin_ids: Collection[int] = (),
     ) -> None:
         self._index = index
         self._stop_token_ids = frozenset(stop_token_ids)
-        self._thinking: tuple[int, Stage] | None = None
-        self._opening: tuple[Markers, Stage] | None = None
-        if thinking is not None:
-            begin, stage = thinking
-            if isinstance(begin, int):
-                self._thinking = begin, stage
-            else:
-                self._opening = begin, stage
-        self._opening_states: list[State] = [START]  # while there may be one: before each id pushed, and now
+        self._thinking = thinking
+        self._begin_states: list[State] = [START]  # while it may begin: before each id pushed, and now
+        self._begin_ids = frozenset(begin_ids)
         self._max_tokens = max_tokens
         self._num_pushed = 0
         self._passed: list[_InFree | _InForm] = []  # all stages so far; the last is where it is
@@ -148,10 +141,6 @@ class StagedConstraint:
     def is_complete(self) -> bool:
         now = self._passed[-1]
         return isinstance(now, _InForm) and now.stage.then is None and now.constraint.is_complete
-
-    @property
-    def _may_think(self) -> bool:
-        return self._thinking is not None and not self._num_pushed
 
     def sync(self, output_token_ids: Sequence[int], draft_token_ids: Sequence[int] = ()) -> None:
         num_wanted = len(output_token_ids) + len(draft_token_ids)
@@ -175,54 +164,54 @@ class StagedConstraint:
                 mask[token_id // 32] &= ~np.uint32(1 << token_id % 32)
             return True
         now.constraint.fill_mask(mask)
-        also: set[int] = set()
-        if now.may_skip:
-            also |= self._index.line_end_ids
-        if self._thinking is not None and self._may_think:
-            also.add(self._thinking[0])
-        for token_id in also:
+        for token_id in self._before(now):
             mask[token_id // 32] |= np.uint32(1 << token_id % 32)
         return True
 
     def push(self, token_id: int) -> None:
         now = self._passed[-1]
-        if self._thinking is not None and self._may_think and token_id == self._thinking[0]:
+        thought = self._thought(token_id, now)
+        if thought is not None:
             self._num_pushed += 1
-            self._enter(self._thinking[1], "")
+            self._enter(*thought)
         elif isinstance(now, _InFree):
-            text = self._index.text(token_id)
-            state, found = now.stage.markers.advance(now.states[-1], text)
+            state, found = now.stage.markers.advance(now.states[-1], self._index.text(token_id))
             now.states.append(state)
-            thought = self._opened(text)
             self._num_pushed += 1
-            if thought is not None:
-                self._enter(*thought)
-            elif found is not None:
+            if found is not None:
                 self._enter(now.stage.follow[found[0]], found[1])
-        elif now.may_skip and token_id in self._index.line_end_ids:
-            now.num_skipped += 1
+        elif token_id in self._before(now):
             self._num_pushed += 1
+            self._enter(now.stage, "", now.num_skipped + 1)
         else:
             now.constraint.push(token_id)
             now.fed.append(token_id)
             self._num_pushed += 1
             self._leave(now)
 
-    def _opened(self, text: str) -> tuple[Stage, str] | None:
-        """The thinking that an answer of free text begins with, if it does so with more text, and what it goes on with."""
-        if self._opening is None or len(self._opening_states) <= self._num_pushed:
+    def _before(self, now: _InForm) -> Collection[int]:
+        """Tokens that may come now and are none of the form."""
+        if now.may_skip:
+            return self._index.line_end_ids
+        return () if self._num_pushed else self._begin_ids
+
+    def _thought(self, token_id: int, now: _InFree | _InForm) -> tuple[Stage, str] | None:
+        """The thinking that the answer begins with, if it does so with this token, and what the token goes on with."""
+        if self._thinking is None or len(self._begin_states) <= self._num_pushed:
             return None
-        markers, stage = self._opening
-        state, found = markers.advance(self._opening_states[-1], text)
+        if isinstance(now, _InForm) and token_id not in self._begin_ids:
+            return None
+        markers, stage = self._thinking
+        state, found = markers.advance(self._begin_states[-1], self._index.text(token_id))
         if state is not None:
-            self._opening_states.append(state)
+            self._begin_states.append(state)
         return None if found is None else (stage, found[1])
 
     def push_draft(self, token_id: int) -> bool:
         if token_id in self._stop_token_ids:
             return False
         now = self._passed[-1]
-        if isinstance(now, _InForm) and not self._is_before_form(now, token_id):
+        if isinstance(now, _InForm) and token_id not in self._before(now):
             if not now.constraint.push_draft(token_id):
                 return False
             now.fed.append(token_id)
@@ -239,18 +228,13 @@ class StagedConstraint:
             return False
         return True
 
-    def _is_before_form(self, now: _InForm, token_id: int) -> bool:
-        """Whether an id is none of the form but what may come before it."""
-        thinks = self._thinking is not None and self._may_think and token_id == self._thinking[0]
-        return thinks or (now.may_skip and token_id in self._index.line_end_ids)
-
     def forced_token_ids(self) -> list[int]:
         now = self._passed[-1]
-        if isinstance(now, _InFree) or now.may_skip or self._may_think:
+        if isinstance(now, _InFree) or self._before(now):
             return []
         return now.constraint.forced_token_ids()
 
-    def _enter(self, stage: Stage, text: str) -> None:
+    def _enter(self, stage: Stage, text: str, num_skipped: int = 0) -> None:
         """text: of the token that ended the stage before, what it goes on with."""
         if isinstance(stage, Free):
             state, found = stage.markers.advance(START, text)
@@ -264,7 +248,7 @@ class StagedConstraint:
         left = None if self._max_tokens is None else self._max_tokens - self._num_pushed + len(ids)
         constraint = stage.grammar.start(self._stop_token_ids, left)
         constraint.sync(ids)
-        entered = _InForm(stage, self._num_pushed, constraint, ids, len(ids))
+        entered = _InForm(stage, self._num_pushed, constraint, ids, len(ids), num_skipped)
         self._passed.append(entered)
         self._leave(entered)
 
@@ -278,14 +262,13 @@ class StagedConstraint:
         while self._passed[-1].since > num_left:
             self._passed.pop()
         self._num_pushed = num_left
-        del self._opening_states[num_left + 1 :]
+        del self._begin_states[num_left + 1 :]
         now = self._passed[-1]
         num_here = num_left - now.since
         if isinstance(now, _InFree):
             del now.states[num_here + 1 :]
             return
-        now.num_skipped = min(now.num_skipped, num_here)
-        del now.fed[now.num_given + num_here - now.num_skipped :]
+        del now.fed[now.num_given + num_here :]
         now.constraint.sync(now.fed)
 
 
@@ -324,8 +307,6 @@ class Form:
             self._thoughts[thinking.end] = thought
         if thinking.is_open:
             return StagedConstraint(thought, self._index, stop_token_ids, None, max_tokens)
-        if self.begins_free:
-            begin: tuple[int | Markers, Stage] | None = Markers([thinking.begin], at_start=True), thought
-        else:
-            begin = (thinking.begin_ids[0], thought) if len(thinking.begin_ids) == 1 else None
-        return StagedConstraint(self._first, self._index, stop_token_ids, begin, max_tokens)
+        begin = Markers([thinking.begin], at_start=True), thought
+        begin_ids = thinking.begin_ids if not self.begins_free and len(thinking.begin_ids) == 1 else ()
+        return StagedConstraint(self._first, self._index, stop_token_ids, begin, max_tokens, begin_ids=begin_ids)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from array import array
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -40,7 +40,6 @@ class TokenIndex:
         self.byte_ids: Mapping[str, int] = byte_ids
         self.control_ids: Mapping[str, int] = control_ids
         self.line_end_ids = frozenset(line_end_ids)
-        self._lock = threading.Lock()
         self._crossing: dict[str, Mapping[str, Sequence[int]]] = {}
 
     def text(self, token_id: int) -> str:
@@ -54,17 +53,13 @@ class TokenIndex:
         for token_id in range(len(self._ends) - 1):
             yield b"" if token_id in control_ids else self.text(token_id).encode("latin-1")
 
-    def prepare(self, marker: str) -> None:
-        """What ``may_cross`` needs to know of a marker; takes some 0.2 s for 150,000 tokens, once."""
-        with self._lock:
-            if marker not in self._crossing:
-                self._crossing[marker] = self._find_crossing(marker)
-
     def may_cross(self, marker: str, state: State) -> Iterator[int]:
-        """Tokens that may end ``marker``, which is prepared, and go on, where the text so far ends with ``state``."""
+        """Tokens that may end ``marker`` and go on, where the text so far ends with ``state``."""
         if state is None:
             return
-        crossing = self._crossing[marker]
+        crossing = self._crossing.get(marker)
+        if crossing is None:
+            crossing = self._crossing[marker] = self._find_crossing(marker)
         yield from crossing[""]
         for length in range(1, len(marker)):
             if state.endswith(marker[:length]):
@@ -73,14 +68,13 @@ class TokenIndex:
     def _find_crossing(self, marker: str) -> dict[str, list[int]]:
         """By what of the marker a token begins with before it goes on; "" for those that hold all of it and more."""
         crossing: dict[str, list[int]] = defaultdict(list, {"": []})
-        by_first: dict[str, list[str]] = defaultdict(list)
-        for n in range(1, len(marker)):
-            by_first[marker[n]].append(marker[n:])
-        for token_id in range(len(self._ends) - 1):
-            text = self.text(token_id)
-            for end in by_first.get(text[:1], ()):
-                if text.startswith(end) and len(text) > len(end):
-                    crossing[end].append(token_id)
-            if len(text) > len(marker) and marker in text:
+        at = self._text.find(marker[-1])
+        while at >= 0:  # only a few thousand tokens hold its last character
+            token_id = bisect_right(self._ends, at) - 1
+            text, size = self.text(token_id), at + 1 - self._ends[token_id]
+            if size < min(len(marker), len(text)) and marker.endswith(text[:size]):
+                crossing[text[:size]].append(token_id)
+            if len(text) > len(marker) <= size and text.find(marker) == size - len(marker):
                 crossing[""].append(token_id)
+            at = self._text.find(marker[-1], at + 1)
         return dict(crossing)

@@ -12,6 +12,7 @@ from hotloop.sampling.constraint import Constraint
 from hotloop.sampling.grammar import GrammarCompiler
 from hotloop.sampling.markers import START, Markers
 from hotloop.sampling.stages import StagedConstraint
+from hotloop.sampling.token_index import TokenIndex
 from hotloop.structured_outputs import CallForm, CallsForm, StructuredOutputsParams, Trigger
 from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.gguf_writer import WritableValue
@@ -151,6 +152,17 @@ def test_thinking_comes_first(compiler: GrammarCompiler) -> None:
     assert IDS["<think>"] not in allowed(start(compiler, json, several_tokens), [])
 
 
+@pytest.mark.parametrize("between", [[], ["\n\n"], ["\n", "\n"]])
+def test_a_form_after_thinking_is_closed_as_far_from_the_end(compiler: GrammarCompiler, between: list[str]) -> None:
+    spec = StructuredOutputsParams(json={"type": "string"}, finish_within=5)
+    constraint = compiler.compile(spec).start([STOP], OPEN, 20)
+    output = [IDS["</think>"], *(IDS[text] for text in between), IDS['"']]
+    while len(output) < 20 - 5:
+        assert IDS["a"] in allowed(constraint, output)
+        output.append(IDS["a"])
+    assert allowed(constraint, output) == {IDS['"']}
+
+
 @pytest.mark.parametrize("thinking", [CLOSED, SEVERAL])
 def test_before_free_text_thinking_begins_in_any_tokens(compiler: GrammarCompiler, thinking: Thinking) -> None:
     """As its readers see it: after white space too. A call within it is none."""
@@ -233,6 +245,22 @@ def test_a_schema_that_cannot_be_enforced(compiler: GrammarCompiler, schema: str
         form = CallsForm(forms, ("<call>",), (), "", triggers, at_start=False, must=must, many=True)
         with pytest.raises(InvalidRequestError, match=message):
             compiler.compile(StructuredOutputsParams(calls=form))
+
+
+@pytest.mark.parametrize("marker", ["<call>", "</think>", "aab", "ll", "{"])
+def test_tokens_over_the_end_of_a_marker(marker: str) -> None:
+    rng = random.Random(3)
+    texts = ["".join(rng.choice(f"{marker}x") for _ in range(rng.randrange(12))) for _ in range(400)] + [marker, f"{marker}x"]
+    index = TokenIndex([text.encode() for text in texts], lambda token_id: False)
+    for state in {"", *(marker[:n] for n in range(1, len(marker)))}:
+        found = set(index.may_cross(marker, state))
+        for token_id, text in enumerate(texts):
+            _, ended = Markers([marker]).advance(state, text)
+            if token_id in found:
+                assert ended is not None
+            else:
+                assert ended is None or not ended[1]
+        assert found
 
 
 def test_markers_in_pieces_of_any_size() -> None:
