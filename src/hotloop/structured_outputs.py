@@ -11,6 +11,7 @@ from hotloop.errors import InvalidRequestError
 
 MAX_SPEC_CHARS = 1 << 16  # every choice of a request takes it to the engine
 MAX_CHOICE_TEXTS = 10_000
+WHITE_SPACE = " \t\r\n"  # may come before what counts at the beginning of an answer only: thinking, and calls of some formats
 
 _OFFERED = ("json", "regex", "choice", "grammar", "json_object")
 _KINDS = (*_OFFERED, "calls")  # the last is made of a chat's tools
@@ -53,6 +54,11 @@ class CallsForm:
     must: bool
     many: bool
     content_schema: str | None = None
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What tells calls from free text."""
+        return (*self.opening, *self.closing, *(trigger.text for trigger in self.triggers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,24 @@ def test_an_answer_that_may_begin_to_think(llm: LLM) -> None:
     assert "</think>" not in answers[1]
 
 
+@pytest.mark.parametrize("prefix", ["", "\n ", "\v", "\u00a0", "<|im_start|>", "x"])
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_where_readers_see_thinking_it_has_a_budget(llm: LLM, prefix: str, skip_special_tokens: bool) -> None:
+    script = llm.tokenizer.encode(f"{prefix}<think>aaaa", parse_special=True, add_special=False)
+
+    def begins(output_token_ids: Any, logits: Any) -> Any:
+        if len(output_token_ids) < len(script):
+            logits[script[len(output_token_ids)]] = 1000
+        return logits
+
+    params = replace(PARAMS, thinking_budget=2, logits_processors=[begins], skip_special_tokens=skip_special_tokens)
+    (choice,) = llm.chat(MESSAGES, params, chat_template=CLOSED)[0].outputs
+    assert bool(choice.reasoning) == ("</think>" in choice.text) == ("<think>aaaa" not in choice.text)
+    assert choice.message is not None
+    assert bool(choice.reasoning) == bool(choice.message.num_reasoning_tokens)
+    assert bool(choice.reasoning) == (prefix in ("", "\n ") or (prefix == "<|im_start|>" and skip_special_tokens))
+
+
 @pytest.mark.parametrize("form", [None, FORM], ids=["free", "formed"])
 def test_resumed_between_any_two_tokens(llm: LLM, thinker: Path, form: StructuredOutputsParams | None) -> None:
     whole = chat(llm, structured_outputs=form)

@@ -99,6 +99,27 @@ def test_free_text_is_what_it_is_without_tools(llm: LLM) -> None:
             assert (a.content, a.tool_calls) == (b.text, [])
 
 
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_calls_are_those_that_readers_of_the_text_see(llm: LLM, skip_special_tokens: bool) -> None:
+    """A control token within a marker, which the text is without, hides nothing from the constraint."""
+    (hidden,) = llm.tokenizer.encode("<|im_start|>", parse_special=True, add_special=False)
+    script = [*b"<tool", hidden, *b'_call>\n{"name": "f", "arguments": {"c": 1}}</tool_call>']
+
+    def scripted(output_token_ids: Any, logits: Any) -> Any:
+        logits[script[len(output_token_ids) % len(script)]] = 1000
+        return logits
+
+    wanted = params(logits_processors=[scripted], max_tokens=len(script), skip_special_tokens=skip_special_tokens)
+    (choice,) = llm.chat(HI, wanted, tools=TOOLS)[0].outputs
+    if skip_special_tokens:
+        (call,) = choice.tool_calls
+        assert call.name == "f"
+        assert '"c"' not in call.arguments
+    else:
+        assert choice.token_ids == script
+        assert not choice.tool_calls
+
+
 def test_a_resumed_answer_goes_on_with_its_call(llm: LLM) -> None:
     ask = llm._inputs.ask(Chat(HI, **CALL), params())
     request = ask.requests[0]

@@ -55,11 +55,16 @@ class Compiling:
         """What limits the tokens of a request. grammars: what ``cached`` gave or a job that is done."""
         params, thinking = request.params, request.thinking
         form = None if params.structured_outputs is None else grammars[params.structured_outputs]
-        constraint = None if form is None else form.start(request.stop_token_ids, thinking, request.max_tokens)
+        if form is None and not _counts_thinking(request):
+            return None
+        markers = [*(() if form is None else form.markers), *(() if thinking is None else (thinking.begin, thinking.end))]
+        text_of = self._compiler.token_index().shown(markers, shows_control=not params.skip_special_tokens)
+        constraint = None
+        if form is not None:
+            constraint = form.start(request.stop_token_ids, thinking, request.max_tokens, text_of)
         if params.thinking_budget is not None and thinking is not None:
-            token_text = self._compiler.token_index().text
             constraint = ThinkingBudget(
-                thinking, params.thinking_budget, token_text, constraint, begins_free=form is not None and form.begins_free
+                thinking, params.thinking_budget, text_of, constraint, begins_free=form is not None and form.begins_free
             )
         return constraint
 

@@ -179,7 +179,7 @@ class Generation:
             ids = call_ids(request.prompt_token_ids, request.seed, request.choice)
             choice.parser = MessageParser(self._message, ids)
             if self._message.thinking is not None:
-                choice.counter = ReasoningCounter(self._message.thinking, self._tokenizer)
+                choice.counter = ReasoningCounter(self._message.thinking, processor.shown_bytes)
         if resumed:
             past = processor.push(resumed)
             output.text, output.token_ids = past.text, list(past.token_ids)

@@ -105,12 +105,12 @@ class GrammarCompiler:
         _, index = self._tables()
         if calls is None or calls.must or calls.content_schema is not None:
             grammar = self._compile(spec, grammar_source(spec, index.control_ids))
-            return Form(Formed(grammar), [grammar], index)
+            return Form(Formed(grammar), [grammar], index, () if calls is None else calls.markers)
         sources = triggered_sources(spec, index.control_ids)
         grammars = [self._compile(spec, source) for source in sources]
         free = Free(Markers([trigger.text for trigger in calls.triggers], at_start=calls.at_start), index)
         free.follow = [Formed(grammar, free if calls.many and not calls.at_start else None) for grammar in grammars]
-        return Form(free, grammars, index)
+        return Form(free, grammars, index, calls.markers)
 
     def _compile(self, spec: StructuredOutputsParams, source: GrammarSource) -> Grammar:
         matcher = self._matcher(source)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-WHITE_SPACE = " \t\r\n"
+from hotloop.structured_outputs import WHITE_SPACE
 
 # What of the text so far may be the beginning of a marker; None: there will be none any more.
 State = str | None

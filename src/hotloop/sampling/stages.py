@@ -16,7 +16,7 @@ from hotloop.errors import InvalidRequestError
 from hotloop.request import Thinking
 from hotloop.sampling.constraint import Constraint, Mask
 from hotloop.sampling.markers import START, Markers, State
-from hotloop.sampling.token_index import TokenIndex
+from hotloop.sampling.token_index import TextOf, TokenIndex
 
 _MAX_SKIPPED = 2  # tokens of line ends between thinking and a form
 
@@ -125,9 +125,12 @@ class StagedConstraint:
         thinking: tuple[Markers, Stage] | None = None,
         max_tokens: int | None = None,
         *,
+        text_of: TextOf,
         begin_ids: Collection[int] = (),
     ) -> None:
+        """text_of: of tokens, as the readers of the answer see them."""
         self._index = index
+        self._text_of = text_of
         self._stop_token_ids = frozenset(stop_token_ids)
         self._thinking = thinking
         self._begin_states: list[State] = [START]  # while it may begin: before each id pushed, and now
@@ -175,7 +178,7 @@ class StagedConstraint:
             self._num_pushed += 1
             self._enter(*thought)
         elif isinstance(now, _InFree):
-            state, found = now.stage.markers.advance(now.states[-1], self._index.text(token_id))
+            state, found = now.stage.markers.advance(now.states[-1], self._text_of(token_id))
             now.states.append(state)
             self._num_pushed += 1
             if found is not None:
@@ -202,7 +205,7 @@ class StagedConstraint:
         if isinstance(now, _InForm) and token_id not in self._begin_ids:
             return None
         markers, stage = self._thinking
-        state, found = markers.advance(self._begin_states[-1], self._index.text(token_id))
+        state, found = markers.advance(self._begin_states[-1], self._text_of(token_id))
         if state is not None:
             self._begin_states.append(state)
         return None if found is None else (stage, found[1])
@@ -275,8 +278,11 @@ class StagedConstraint:
 class Form:
     """What a request's structured_outputs were compiled to: the stage that its answer begins with."""
 
-    def __init__(self, first: Stage, grammars: Sequence[StartsConstraints], index: TokenIndex) -> None:
-        """grammars: all of its stages."""
+    def __init__(
+        self, first: Stage, grammars: Sequence[StartsConstraints], index: TokenIndex, markers: Sequence[str] = ()
+    ) -> None:
+        """grammars: all of its stages. markers: of calls."""
+        self.markers = markers
         self._first = first
         self._grammars = grammars
         self._index = index
@@ -292,21 +298,34 @@ class Form:
         return max(grammar.num_started for grammar in self._grammars)
 
     def start(
-        self, stop_token_ids: Collection[int] = (), thinking: Thinking | None = None, max_tokens: int | None = None
+        self,
+        stop_token_ids: Collection[int] = (),
+        thinking: Thinking | None = None,
+        max_tokens: int | None = None,
+        text_of: TextOf | None = None,
     ) -> Constraint:
         """The constraint of one request. stop_token_ids: end it, and are allowed where that may be only. thinking: comes before
-        the form. max_tokens: of the whole answer, None if nobody knows."""
+        the form. max_tokens: of the whole answer, None if nobody knows. text_of: of tokens as its
+        readers see them, if some are hidden."""
+        begin_ids: Collection[int] = ()
+        begin, first = None, self._first
         if thinking is None:
-            if isinstance(self._first, Formed) and self._first.then is None:
-                return self._first.grammar.start(stop_token_ids, max_tokens)
-            return StagedConstraint(self._first, self._index, stop_token_ids, None, max_tokens)
+            if isinstance(first, Formed) and first.then is None:
+                return first.grammar.start(stop_token_ids, max_tokens)
+        elif thinking.is_open:
+            first = self._thought(thinking)
+        else:
+            begin = Markers([thinking.begin], at_start=True), self._thought(thinking)
+            if not self.begins_free and len(thinking.begin_ids) == 1:
+                begin_ids = thinking.begin_ids
+        return StagedConstraint(
+            first, self._index, stop_token_ids, begin, max_tokens, text_of=text_of or self._index.text, begin_ids=begin_ids
+        )
+
+    def _thought(self, thinking: Thinking) -> Free:
         thought = self._thoughts.get(thinking.end)
         if thought is None:
             after = replace(self._first, skips_line_ends=True) if isinstance(self._first, Formed) else self._first
             thought = Free(Markers([thinking.end]), self._index, [after], bars_stops=isinstance(self._first, Formed))
             self._thoughts[thinking.end] = thought
-        if thinking.is_open:
-            return StagedConstraint(thought, self._index, stop_token_ids, None, max_tokens)
-        begin = Markers([thinking.begin], at_start=True), thought
-        begin_ids = thinking.begin_ids if not self.begins_free and len(thinking.begin_ids) == 1 else ()
-        return StagedConstraint(self._first, self._index, stop_token_ids, begin, max_tokens, begin_ids=begin_ids)
+        return thought

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from hotloop.request import Thinking
 from hotloop.sampling.constraint import Constraint, Mask
 from hotloop.sampling.markers import START, Markers, State
+from hotloop.sampling.token_index import TextOf
 
 
 class _State(NamedTuple):
@@ -37,17 +38,17 @@ class ThinkingBudget:
         self,
         thinking: Thinking,
         budget: int,
-        token_text: Callable[[int], str],
+        text_of: TextOf,
         inner: Constraint | None = None,
         *,
         begins_free: bool = False,
     ) -> None:
-        """token_text: of a token, as in `Markers`. inner: what else limits the tokens; it allows the end of thinking at any
+        """text_of: of tokens, as its readers see them. inner: what else limits the tokens; it allows the end of thinking at any
         time. begins_free: whether it lets an answer begin with any text."""
         self._begin, self._end = Markers([thinking.begin], at_start=True), Markers([thinking.end])
         self._begin_ids, self._end_ids = thinking.begin_ids, thinking.end_ids
         self._budget = budget
-        self._token_text = token_text
+        self._text_of = text_of
         self._inner = inner
         self._needs_token = inner is not None and not begins_free
         self._states = [_State("thinking" if thinking.is_open else "undecided")]  # before each id pushed, and now
@@ -105,7 +106,7 @@ class ThinkingBudget:
     def _after(self, state: _State, token_id: int) -> _State:
         if state.phase == "answering":
             return state
-        text, marker = self._token_text(token_id), state.marker
+        text, marker = self._text_of(token_id), state.marker
         num_tokens, recent_ids = state.num_tokens + 1, (*state.recent_ids, token_id)[-len(self._end_ids) :]
         if state.phase == "undecided":
             if self._needs_token and (token_id,) != self._begin_ids:

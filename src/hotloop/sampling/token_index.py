@@ -5,10 +5,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
-from hotloop.sampling.markers import State
+from hotloop.sampling.markers import State, as_bytes_text
+
+TextOf: TypeAlias = Callable[[int], str]  # of a token
 
 _LINE_ENDS = ("\n", "\n\n")
 
@@ -27,11 +30,13 @@ class TokenIndex:
         self._ends = array("Q", accumulate(map(len, tokens), initial=0))
         byte_ids: dict[str, int] = {}
         control_ids: dict[str, int] = {}
+        special_ids = []
         line_end_ids = []
         for token_id in range(len(tokens)):
             text = self.text(token_id)
             if is_special(token_id):
                 control_ids.setdefault(text, token_id)
+                special_ids.append(token_id)
                 continue
             if len(text) == 1:
                 byte_ids.setdefault(text, token_id)
@@ -40,18 +45,25 @@ class TokenIndex:
         self.byte_ids: Mapping[str, int] = byte_ids
         self.control_ids: Mapping[str, int] = control_ids
         self.line_end_ids = frozenset(line_end_ids)
+        self._special_ids = frozenset(special_ids)
         self._crossing: dict[str, Mapping[str, Sequence[int]]] = {}
 
     def text(self, token_id: int) -> str:
         """"" for an id that the tokenizer does not have."""
         return self._text[self._ends[token_id] : self._ends[token_id + 1]] if token_id + 1 < len(self._ends) else ""
 
+    def shown(self, markers: Iterable[str], *, shows_control: bool) -> TextOf:
+        """The texts of tokens in an answer as its readers see it: of control tokens only ``markers`` have one, or all do."""
+        if shows_control:
+            return self.text
+        hidden = self._special_ids.difference(self.control_ids.get(as_bytes_text(marker)) for marker in markers)
+        return lambda token_id: "" if token_id in hidden else self.text(token_id)
+
     @property
     def written(self) -> Iterator[bytes]:
         """The bytes of each token, none of control tokens."""
-        control_ids = set(self.control_ids.values())
         for token_id in range(len(self._ends) - 1):
-            yield b"" if token_id in control_ids else self.text(token_id).encode("latin-1")
+            yield b"" if token_id in self._special_ids else self.text(token_id).encode("latin-1")
 
     def may_cross(self, marker: str, state: State) -> Iterator[int]:
         """Tokens that may end ``marker`` and go on, where the text so far ends with ``state``."""

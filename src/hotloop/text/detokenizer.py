@@ -42,11 +42,15 @@ class Detokenizer:
         self._strip_next_space = strip_leading_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    def shown_bytes(self, token_id: int) -> bytes:
+        """What a token contributes to the text: nothing if it is skipped."""
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id) and token_id not in self._visible_ids:
+            return b""
+        return self._tokenizer.token_bytes(token_id)
+
     def push(self, token_id: int) -> str:
         """The text that becomes certain with this token; often empty inside a multi-byte character."""
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id) and token_id not in self._visible_ids:
-            return ""
-        raw = self._tokenizer.token_bytes(token_id)
+        raw = self.shown_bytes(token_id)
         if self._strip_next_space and raw:
             self._strip_next_space = False
             raw = raw.removeprefix(b" ")

@@ -58,9 +58,6 @@ class OutputProcessor:
         visible_ids: control tokens that have a text all the same.
         prompt_ids: the prompt, see `output_detokenizer`.
         """
-        self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
-        self._visible_ids = visible_ids
         self._detokenizer = output_detokenizer(
             tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens, visible_ids=visible_ids
         )
@@ -80,6 +77,10 @@ class OutputProcessor:
         """Whether a stop string was found; later tokens are ignored."""
         return self._stop is not None
 
+    def shown_bytes(self, token_id: int) -> bytes:
+        """What a token contributes to the text."""
+        return self._detokenizer.shown_bytes(token_id)
+
     def push(self, token_ids: Sequence[int], *, ends_with_stop_token: bool = False) -> TextDelta:
         """Take the next output ids.
 
@@ -87,7 +88,7 @@ class OutputProcessor:
         of the output, unless the request includes the stop string.
         """
         drop_text = ends_with_stop_token and not self._include_stop_str
-        hidden = bool(drop_text and token_ids) and self._has_text(token_ids[-1])
+        hidden = bool(drop_text and token_ids and self.shown_bytes(token_ids[-1]))
         text: list[str] = []
         ids: list[int] = []
         for token_id in token_ids[:-1] if hidden else token_ids:
@@ -117,11 +118,6 @@ class OutputProcessor:
     def _delta(self, text: str, ids: list[int], reason: str | None) -> TextDelta:
         self.num_output_tokens += len(ids)
         return TextDelta(text, tuple(ids), "stop" if self.stopped else reason, self._stop)
-
-    def _has_text(self, token_id: int) -> bool:
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id) and token_id not in self._visible_ids:
-            return False
-        return bool(self._tokenizer.token_bytes(token_id))
 
     def _take(self, piece: str) -> tuple[str, list[int]]:
         """Add the text of the last pushed token; return the text and ids that are certain now."""

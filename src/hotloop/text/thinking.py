@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hotloop.request import MessagePart, Thinking
-from hotloop.text.detokenizer import TokenTexts
+from hotloop.structured_outputs import WHITE_SPACE
 from hotloop.text.tokenizer import Tokenizer
 
 BEGIN, END = "<think>", "</think>"
@@ -55,7 +55,7 @@ class ReasoningSplitter:
         self._held += text
         parts: list[MessagePart] = []
         if self._state == "undecided":
-            begin, start = self._thinking.begin, self._held.lstrip()
+            begin, start = self._thinking.begin, self._held.lstrip(WHITE_SPACE)
             if start.startswith(begin):
                 self._held, self._state = start[len(begin) :], "thinking"
             elif begin.startswith(start):
@@ -94,9 +94,10 @@ class ReasoningSplitter:
 class ReasoningCounter:
     """How many of the output tokens are reasoning: those up to the one in which it ends, whatever sizes they arrive in."""
 
-    def __init__(self, thinking: Thinking, tokenizer: TokenTexts) -> None:
+    def __init__(self, thinking: Thinking, shown_bytes: Callable[[int], bytes]) -> None:
+        """shown_bytes: what a token contributes to the text."""
         self._begin, self._end = thinking.begin.encode(), thinking.end.encode()
-        self._tokenizer = tokenizer
+        self._shown_bytes = shown_bytes
         self._text = b""
         self._state = "thinking" if thinking.is_open else "undecided"
         self.num_tokens = 0
@@ -106,9 +107,9 @@ class ReasoningCounter:
             if self._state == "answering":
                 return
             self.num_tokens += 1
-            self._text += self._tokenizer.token_bytes(token_id)
+            self._text += self._shown_bytes(token_id)
             if self._state == "undecided":
-                start = self._text.lstrip()
+                start = self._text.lstrip(WHITE_SPACE.encode())
                 if start.startswith(self._begin):
                     self._text, self._state = start[len(self._begin) :], "thinking"
                 elif not self._begin.startswith(start):

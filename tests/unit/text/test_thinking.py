@@ -86,7 +86,7 @@ def test_reasoning_tokens_are_counted_alike_in_steps_of_any_size(
     thinking: Thinking, tokens: list[str], num_reasoning: int
 ) -> None:
     for size in range(1, len(tokens) + 1):
-        counter = ReasoningCounter(thinking, StubTokenizer(tokens))
+        counter = ReasoningCounter(thinking, StubTokenizer(tokens).token_bytes)
         for start in range(0, len(tokens), size):
             counter.push(range(start, min(start + size, len(tokens))))
         assert counter.num_within(len(tokens)) == num_reasoning

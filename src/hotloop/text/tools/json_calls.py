@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hotloop.request import MessagePart
-from hotloop.structured_outputs import CallForm, CallsForm, Trigger
+from hotloop.structured_outputs import WHITE_SPACE, CallForm, CallsForm, Trigger
 from hotloop.text.thinking import longest_beginning
 from hotloop.text.tools.use import ToolUse
 
@@ -121,7 +121,7 @@ class JsonCallParser:
 
     def _find_start(self, parts: list[MessagePart]) -> bool:
         """The beginning of the answer, which is a trigger or free text to the end."""
-        start = self._buffer.lstrip(" \t\r\n")
+        start = self._buffer.lstrip(WHITE_SPACE)
         for trigger in self._triggers:
             if start.startswith(trigger):
                 self._begin(self._buffer[: -len(start)], trigger, start[len(trigger) :])
