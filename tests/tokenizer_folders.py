@@ -4,6 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from hotloop.text import sentencepiece
+
 GOLDEN = Path(__file__).parent / "golden"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
@@ -13,6 +17,7 @@ PREPEND = {"type": "Prepend", "prepend": SPACE}
 GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 BYTES = {**GPT2, "use_regex": False}
 DIGITS = {"type": "Digits", "individual_digits": True}
+NFC = {"type": "NFC"}
 
 
 def small_vocabulary(name: str) -> dict[str, Any]:
@@ -92,3 +97,31 @@ def write_folder(folder: Path, tokenizer: dict[str, Any] | None, **companions: A
             text = value if isinstance(value, str | bytes) else json.dumps(value)
             (folder / f"{name}.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     return folder
+
+
+BYTE_LEVEL: dict[str, dict[str, Any]] = {
+    "gpt-2": byte_level_json(GPT2),
+    "smollm": byte_level_json({"type": "Sequence", "pretokenizers": [DIGITS, GPT2]}),
+    "llama-bpe": byte_level_json(words(r"\p{N}{1,3}"), ignore_merges=True),
+    "dbrx": byte_level_json(words(r"\p{N}{1,3}", "Removed")),
+    "qwen2": {**byte_level_json(words(r"\p{N}")), "normalizer": {"type": "Sequence", "normalizers": [NFC]}},
+}
+
+
+def spm_merges() -> list[tuple[str, str]]:
+    vocabulary = small_vocabulary("small_spm")
+    types = np.asarray(vocabulary["token_type"])
+    tokens = [
+        t.replace(" ", SPACE) if k == USER_DEFINED else t for t, k in zip(vocabulary["tokens"], types, strict=True)
+    ]
+    scores = np.where(types == USER_DEFINED, 0.0, np.asarray(vocabulary["scores"]))
+    return sentencepiece.merges_by_score(tokens, scores, np.isin(types, (1, 4)))
+
+
+def with_added(definition: dict[str, Any], text: str, token_id: int = 9000, **flags: Any) -> dict[str, Any]:
+    added = {"id": token_id, "content": text, **FLAGS, **flags}
+    return {**definition, "added_tokens": [*definition["added_tokens"], added]}
+
+
+def metaspace(scheme: str) -> dict[str, Any]:
+    return {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}

@@ -49,6 +49,9 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
     scores = np.where(user_defined, _USER_DEFINED_SCORE, vocabulary.scores)
     # Control and byte tokens never come out of text, not even out of their own spelling.
     mergeable = np.isin(vocabulary.token_types, (TokenType.NORMAL, TokenType.USER_DEFINED))
+    prepends = vocabulary.add_space_prefix and vocabulary.space_prefix not in _PREPEND_SCHEMES
+    if prepends:
+        mergeable[list(vocabulary.normalized_token_ids)] = False  # found after a space, or not at all
     unknown = vocabulary.unknown_token_id
     try:
         model = BPE(
@@ -65,9 +68,7 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
         pipeline.pre_tokenizer = _spaces(_PREPEND_SCHEMES[vocabulary.space_prefix])
         return pipeline
     replace = normalizers.Replace(" ", SPACE)
-    pipeline.normalizer = (
-        normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if vocabulary.add_space_prefix else replace
-    )
+    pipeline.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if prepends else replace
     return pipeline
 
 

@@ -48,8 +48,13 @@ class Tokenizer:
 
     def _added(self, token_id: int, *, special: bool) -> tokenizers.AddedToken:
         vocabulary = self._vocabulary
-        strips = {"lstrip": token_id in vocabulary.lstrip_token_ids, "rstrip": token_id in vocabulary.rstrip_token_ids}
-        return tokenizers.AddedToken(vocabulary.tokens[token_id], special=special, normalized=False, **strips)
+        return tokenizers.AddedToken(
+            vocabulary.tokens[token_id],
+            special=special,
+            lstrip=token_id in vocabulary.lstrip_token_ids,
+            rstrip=token_id in vocabulary.rstrip_token_ids,
+            normalized=token_id in vocabulary.normalized_token_ids,
+        )
 
     @cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
@@ -73,7 +78,16 @@ class Tokenizer:
     @cached_property
     def _control_finder(self) -> tokenizers.Tokenizer:
         # Knows no text at all, only the added tokens.
-        return self._pipeline(tokenizers.Tokenizer(tokenizers.models.BPE()), parse_special=True)
+        finder = tokenizers.Tokenizer(tokenizers.models.BPE())
+        if self._vocabulary.normalized_token_ids:
+            finder.normalizer = self._literal.normalizer
+        return self._pipeline(finder, parse_special=True)
+
+    @cached_property
+    def _found_ids(self) -> dict[int, int]:
+        """Token id by the id that the finder gives it."""
+        added = self._control_finder.get_added_tokens_decoder()
+        return {i: found for i, token in added.items() if (found := self.token_id(token.content)) is not None}
 
     @property
     def vocab_size(self) -> int:
@@ -110,7 +124,7 @@ class Tokenizer:
         """No token stands for more input than this: characters of a SentencePiece token, bytes of a byte-level one."""
         longest = max(map(len, vocabulary.tokens))  # the text of a byte-level token has one character for each byte
         if self._is_sentencepiece:
-            return longest
+            return longest + bool(vocabulary.normalized_token_ids)  # which may take a space before them
         added = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)  # plain UTF-8
         return max([longest, *(len(vocabulary.tokens[i].encode("utf-8", "replace")) for i in added)])
 
@@ -158,9 +172,7 @@ class Tokenizer:
         found = _encode(self._control_finder, text)
         spans = []
         for found_id, (start, end) in zip(found.ids, found.offsets, strict=True):
-            token = self._control_finder.id_to_token(found_id)
-            token_id = None if token is None else self.token_id(token)
-            assert token_id is not None, "an added token is one of the vocabulary"
+            token_id = self._found_ids[found_id]
             if self.is_special(token_id):
                 spans.append((start, end, token_id))
         return spans

@@ -70,6 +70,7 @@ class Vocabulary:
     )  # "unless_space", "first": not before texts that begin with one, nor but the first of a prompt
     lstrip_token_ids: frozenset[int]  # added tokens that take the blanks before them
     rstrip_token_ids: frozenset[int]  # and after them
+    normalized_token_ids: frozenset[int]  # added tokens that are found in the normalized text
     chat_template: str | None
 
     def of_type(self, *types: TokenType) -> list[int]:
@@ -140,6 +141,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         space_prefix=_text(metadata, OWN_PREFIX + "space_prefix"),
         lstrip_token_ids=_token_ids(metadata, OWN_PREFIX + "lstrip_token_ids", vocab_size),
         rstrip_token_ids=_rstrip_token_ids(metadata, tokens, token_types),
+        normalized_token_ids=_token_ids(metadata, OWN_PREFIX + "normalized_token_ids", vocab_size),
         chat_template=_text(metadata, "tokenizer.chat_template"),
     )
 

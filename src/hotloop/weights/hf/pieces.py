@@ -16,13 +16,14 @@ Around = tuple[list[str], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is found in text as it is written, before anything else is."""
+    """A token that is found in text before anything else is."""
 
     token_id: int
     text: str
     special: bool  # steers the model, and is no text
     lstrip: bool = False  # takes the blanks before it
     rstrip: bool = False  # takes the blanks after it
+    normalized: bool = False  # is found in what the normalizer makes of a text, as what it makes of the token
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Pieces:
     merges: list[str] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
     unknown_token_id: int | None = None
+    same_normalizer: bool = False  # hotloop's own is the file's, and what it does has no part elsewhere
     around: Around | None = None  # None where the file does not say
     bos_token_id: int | None = None  # where the file itself says so
     eos_token_id: int | None = None

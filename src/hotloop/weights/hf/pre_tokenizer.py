@@ -28,10 +28,11 @@ class SentencePiecePipeline:
     """Spaces written as U+2581, no words.
 
     space_prefix: one more goes before every text between control tokens, before those that do not begin with one, before the
-    first text if it does not, or never.
+    first text if it does not, or never. same_normalizer: whether hotloop does so by the normalizer that the file has, or none.
     """
 
     space_prefix: SpacePrefix
+    same_normalizer: bool
 
 
 def recognize(definition: Mapping[str, Any], where: str) -> ByteLevelPipeline | SentencePiecePipeline:
@@ -77,14 +78,14 @@ def _sentencepiece(normalizers: list[dict[str, Any]], steps: list[dict[str, Any]
     steps = [step for step in steps if not (replaces_spaces and _splits_at_spaces(step))]
     if not steps and replaces_spaces:
         if kinds == ["Replace"]:
-            return SentencePiecePipeline("never")
+            return SentencePiecePipeline("never", same_normalizer=True)
         if kinds == ["Prepend", "Replace"] and normalizers[0].get("prepend") == SPACE:
-            return SentencePiecePipeline("always")
+            return SentencePiecePipeline("always", same_normalizer=True)
     if not normalizers and len(steps) == 1 and steps[0].get("type") == "Metaspace":
         step = steps[0]
         scheme = step.get("prepend_scheme")
         if step.get("replacement") == SPACE and step.get("split") is False and scheme in _METASPACE:
-            return SentencePiecePipeline(_METASPACE[scheme])
+            return SentencePiecePipeline(_METASPACE[scheme], same_normalizer=scheme != "never")
     raise _unknown(where, "normalizer, pre_tokenizer", [normalizers, steps])
 
 

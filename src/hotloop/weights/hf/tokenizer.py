@@ -62,10 +62,12 @@ def tokenizer_metadata(folder: Path, vocab_size: int | None = None) -> dict[str,
         metadata[GGML + "merges"] = pieces.merges
         if pieces.space_prefix != "never":
             metadata[GGML + "add_space_prefix"] = True
-    for side in ("lstrip", "rstrip"):
-        ids = [i for i, token in added.items() if getattr(token, side) and i < len(tokens)]
+    for flag in ("lstrip", "rstrip", "normalized"):
+        ids = [i for i, token in added.items() if getattr(token, flag) and i < len(tokens)]
+        if flag == "normalized":
+            ids = [i for i in ids if _may_be_normalized(pieces, added[i], types[i])]
         if ids:
-            metadata[f"{OWN}{side}_token_ids"] = np.asarray(sorted(ids), np.int32)
+            metadata[f"{OWN}{flag}_token_ids"] = np.asarray(sorted(ids), np.int32)
     metadata |= _special_tokens(pieces, companions, tokens, folder)
     if (template := companions.chat_template()) is not None:
         metadata["tokenizer.chat_template"] = template
@@ -123,6 +125,18 @@ def _tokens(
         if ids[text] < size and types[ids[text]] == NORMAL:
             types[ids[text]] = CONTROL
     return tokens, types, scores
+
+
+def _may_be_normalized(pieces: Pieces, token: AddedToken, kind: int) -> bool:
+    """Whether a normalized token is found so, and not as it is written.
+
+    Where the normalizer puts a space before texts, it does so before the token: it is found after a space only. Templates have
+    none before control tokens; and what is not found then must not come out of the vocabulary instead.
+    """
+    if pieces.space_prefix != "always" or pieces.model == "gpt2":
+        return pieces.same_normalizer
+    learned = token.token_id in pieces.texts or len(token.text) == 1
+    return pieces.same_normalizer and kind == USER_DEFINED and not learned
 
 
 def _looks_like_control(text: str) -> bool:

@@ -47,7 +47,7 @@ def read_definition(definition: Mapping[str, Any], path: Path) -> Pieces:
         joined = [f"{left} {right}" for left, right in merges]
         if odd := next((pair for pair in merges if " " in pair[0] + pair[1]), None):
             raise ModelFileError(f"{path}: the merge {odd!r:.80} holds a space, which no byte-level token does")
-        return Pieces("gpt2", texts, {}, added, prefix, pipeline.pre, joined, around=around)
+        return Pieces("gpt2", texts, {}, added, prefix, pipeline.pre, joined, same_normalizer=True, around=around)
     if not model.get("byte_fallback"):
         raise ModelFileError(f"{path}: a SentencePiece vocabulary without byte_fallback; hotloop needs it")
     unk_token = model.get("unk_token")
@@ -60,7 +60,15 @@ def read_definition(definition: Mapping[str, Any], path: Path) -> Pieces:
     not_learned = {token.token_id for token in added} | set(types)
     scores = _scores(merges, ids, not_learned, path)
     return Pieces(
-        "llama", texts, types, added, pipeline.space_prefix, scores=scores, unknown_token_id=unknown, around=around
+        "llama",
+        texts,
+        types,
+        added,
+        pipeline.space_prefix,
+        scores=scores,
+        unknown_token_id=unknown,
+        same_normalizer=pipeline.same_normalizer,
+        around=around,
     )
 
 
@@ -98,6 +106,7 @@ def _added(entry: object, where: str) -> AddedToken:
     if not _is_token_id(token_id) or not isinstance(text, str) or not 0 < len(text) <= _MAX_TEXT_CHARS:
         raise ModelFileError(f"{where} needs an id and a content, not {token_id!r:.60} and {text!r:.60}")
     flags = {name: entry.get(name) or False for name in _ADDED_FLAGS}
+    flags["normalized"] = not flags["special"] if entry.get("normalized") is None else entry["normalized"]
     if odd := next((name for name, value in flags.items() if not isinstance(value, bool)), None):
         raise ModelFileError(f"{where}: {odd} must be true or false, not {flags[odd]!r:.60}")
     if flags.pop("single_word"):

@@ -8,7 +8,6 @@ import pytest
 import tokenizers
 
 from hotloop.errors import InvalidRequestError, ModelFileError
-from hotloop.text import sentencepiece
 from hotloop.text.chat_template import ChatTemplate, encode_chat
 from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.gguf import GGUFFile
@@ -17,42 +16,24 @@ from hotloop.weights.hf.tokenizer import tokenizer_metadata
 from hotloop.weights.hf.tokenizer_json import is_byte_token
 from nasty_corpus import nasty_corpus
 from tokenizer_folders import (
+    BYTE_LEVEL,
     BYTES,
-    DIGITS,
     FLAGS,
     GPT2,
-    SPACE,
-    USER_DEFINED,
     byte_level_json,
+    metaspace,
     sentencepiece_json,
     small_vocabulary,
+    spm_merges,
+    with_added,
     words,
     write_folder,
 )
-
-NFC = {"type": "NFC"}
-BYTE_LEVEL: dict[str, dict[str, Any]] = {
-    "gpt-2": byte_level_json(GPT2),
-    "smollm": byte_level_json({"type": "Sequence", "pretokenizers": [DIGITS, GPT2]}),
-    "llama-bpe": byte_level_json(words(r"\p{N}{1,3}"), ignore_merges=True),
-    "dbrx": byte_level_json(words(r"\p{N}{1,3}", "Removed")),
-    "qwen2": {**byte_level_json(words(r"\p{N}")), "normalizer": {"type": "Sequence", "normalizers": [NFC]}},
-}
 
 
 def spm_metadata(prefix: bool) -> dict[str, Any]:
     metadata = {f"tokenizer.ggml.{key}": value for key, value in small_vocabulary("small_spm").items()}
     return {**metadata, "tokenizer.ggml.add_space_prefix": prefix}
-
-
-def spm_merges() -> list[tuple[str, str]]:
-    vocabulary = small_vocabulary("small_spm")
-    types = np.asarray(vocabulary["token_type"])
-    tokens = [
-        t.replace(" ", SPACE) if k == USER_DEFINED else t for t, k in zip(vocabulary["tokens"], types, strict=True)
-    ]
-    scores = np.where(types == USER_DEFINED, 0.0, np.asarray(vocabulary["scores"]))
-    return sentencepiece.merges_by_score(tokens, scores, np.isin(types, (1, 4)))
 
 
 def assert_same_ids(ours: Tokenizer, theirs: Tokenizer) -> None:
@@ -89,8 +70,9 @@ def test_a_sentencepiece_folder_gives_the_ids_of_the_model_file(tmp_path: Path, 
 
 
 def test_a_space_before_texts_that_begin_with_none(tmp_path: Path) -> None:  # as transformers saves Llama 2's
-    metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": False}
-    definition = sentencepiece_json(prefix=False, merges=spm_merges(), normalizer=None, pre_tokenizer=metaspace)
+    definition = sentencepiece_json(
+        prefix=False, merges=spm_merges(), normalizer=None, pre_tokenizer=metaspace("always")
+    )
     ours = Tokenizer.from_metadata(tokenizer_metadata(write_folder(tmp_path, definition)))
     oracle = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for text in nasty_corpus():
@@ -135,8 +117,9 @@ def test_tokens_of_one_score(tmp_path: Path) -> None:
 
 
 def test_a_space_before_the_first_text_only(tmp_path: Path) -> None:  # as Mistral's folders have it
-    metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
-    definition = sentencepiece_json(prefix=False, merges=spm_merges(), normalizer=None, pre_tokenizer=metaspace)
+    definition = sentencepiece_json(
+        prefix=False, merges=spm_merges(), normalizer=None, pre_tokenizer=metaspace("first")
+    )
     metadata = tokenizer_metadata(write_folder(tmp_path, definition, tokenizer_config={"bos_token": "<s>"}))
     first = Tokenizer.from_metadata(metadata)
     always, never = (Tokenizer.from_metadata(spm_metadata(prefix)) for prefix in (True, False))
@@ -285,10 +268,6 @@ def test_the_chat_template_is_found(tmp_path: Path) -> None:
     assert tokenizer_metadata(folder)[key] == "F"
 
 
-def with_added(definition: dict[str, Any], text: str) -> dict[str, Any]:
-    return {**definition, "added_tokens": [*definition["added_tokens"], {"id": 9000, "content": text, **FLAGS}]}
-
-
 def around(before: str | None = None, after: str | None = None) -> dict[str, Any]:
     """A post-processor that puts tokens before and after every text."""
     first, last = ([{"SpecialToken": {"id": text, "type_id": 0}}] if text else [] for text in (before, after))
@@ -434,98 +413,3 @@ def test_files_over_the_limit_are_not_read(tmp_path: Path) -> None:
 def test_a_folder_without_a_tokenizer_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"there is no tokenizer\.json; transformers writes a .*: AutoTokenizer"):
         tokenizer_metadata(tmp_path)
-
-
-# Older folders: vocab.json and merges.txt.
-
-HEAD = "#version: 0.2\n"
-
-
-def write_older_folder(folder: Path, **companions: Any) -> Path:
-    """The small byte-level vocabulary without the two added tokens that vocab.json does not have."""
-    vocabulary = small_vocabulary("small_bpe")
-    vocab = {text: i for i, text in enumerate(vocabulary["tokens"]) if i < 500}
-    write_folder(folder, None, vocab=vocab, **companions)
-    (folder / "merges.txt").write_text(HEAD + "\n".join(vocabulary["merges"]) + "\n")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("pre", "companions"),
-    [
-        ("gpt-2", {"tokenizer_config": {"tokenizer_class": "GPT2Tokenizer"}}),
-        ("gpt-2", {"tokenizer_config": {"tokenizer_class": "GPT2TokenizerFast"}, "config": {"model_type": "qwen2"}}),
-        ("gpt-2", {"config": {"model_type": "gpt2"}}),
-        ("gpt-2", {"config": {"model_type": "starcoder2"}, "tokenizer_config": {"model_max_length": 1024}}),
-        ("qwen2", {"config": {"model_type": "llama", "tokenizer_class": "Qwen2Tokenizer"}}),
-        ("qwen2", {"config": {"model_type": "qwen3"}}),
-    ],
-)
-def test_an_older_folder_gives_the_ids_of_a_tokenizer_json(tmp_path: Path, pre: str, companions: dict[str, Any]) -> None:
-    config = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}}
-    added = {"<tool_call>": 500, "</tool_call>": 501}
-    companions |= {"tokenizer_config": config | companions.get("tokenizer_config", {}), "added_tokens": added}
-    metadata = tokenizer_metadata(write_older_folder(tmp_path / "a", **companions))
-    expected = tokenizer_metadata(write_folder(tmp_path / "b", BYTE_LEVEL[pre], **companions))
-    assert metadata["tokenizer.ggml.pre"] == pre
-    assert metadata.keys() == expected.keys()
-    for key, value in expected.items():
-        assert np.array_equal(metadata[key], value), key
-    assert_same_ids(Tokenizer.from_metadata(metadata), Tokenizer.from_metadata(expected))
-
-
-def test_the_class_has_an_end_token_where_the_folder_names_none(tmp_path: Path) -> None:
-    for name, bos in (("GPT2Tokenizer", 0), ("Qwen2Tokenizer", None)):
-        metadata = tokenizer_metadata(write_older_folder(tmp_path, tokenizer_config={"tokenizer_class": name}))
-        assert metadata.get("tokenizer.ggml.bos_token_id") == bos
-        assert metadata["tokenizer.ggml.eos_token_id"] == 0
-        assert metadata["tokenizer.ggml.token_type"][0] == 3
-        assert not metadata["tokenizer.ggml.add_bos_token"]
-
-
-def test_special_tokens_of_an_older_folder(tmp_path: Path) -> None:
-    """Named in either file, with their flags: they are in the vocabulary, and nothing else says that they are special."""
-    texts = [small_vocabulary("small_bpe")["tokens"][i] for i in (300, 301, 302, 303, 304)]
-    folder = write_older_folder(
-        tmp_path,
-        tokenizer_config={"tokenizer_class": "GPT2Tokenizer", "additional_special_tokens": texts[:1], "add_prefix_space": True},
-        special_tokens_map={
-            "pad_token": texts[1],
-            "mask_token": {"content": texts[2], "lstrip": True},
-            "additional_special_tokens": [texts[3], {"content": texts[4], "rstrip": True}],
-        },
-    )
-    metadata = tokenizer_metadata(folder)
-    assert metadata["tokenizer.ggml.token_type"][299:306].tolist() == [1, 3, 3, 3, 3, 3, 1]
-    assert metadata["hotloop.tokenizer.lstrip_token_ids"].tolist() == [302]
-    assert metadata["hotloop.tokenizer.rstrip_token_ids"].tolist() == [304]
-    assert metadata["tokenizer.ggml.add_space_prefix"]
-    assert Tokenizer.from_metadata(metadata).encode("hi") == Tokenizer.from_metadata(metadata).encode(" hi")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("merges.txt", None, "merges.txt: cannot be read: No such file"),
-        ("merges.txt", b"\xff", "merges.txt: is no UTF-8 text"),
-        ("merges.txt", HEAD.encode() + b"a b\n\nc d\n", "merges.txt: line 3 must be two tokens with a space between, not ''"),
-        ("merges.txt", b"a b c", "merges.txt: line 1 must be two tokens"),
-        ("merges.txt", b"a ", "merges.txt: line 1 must be two tokens"),
-        ("vocab.json", b"{}", "vocab.json: model.vocab must be a non-empty object"),
-        ("vocab.json", b'{"<|endoftext|>": []}', r"vocab.json: model.vocab\['<.endoftext.>'\] must be a token id"),
-        (
-            "tokenizer_config.json",
-            b'{"tokenizer_class": "BlenderbotTokenizer"}',
-            "tokenizer_class is 'BlenderbotTokenizer'; .* hotloop reads GPT2Tokenizer and Qwen2Tokenizer; "
-            "transformers writes a tokenizer.json: AutoTokenizer",
-        ),
-        ("tokenizer_config.json", b"{}", "no tokenizer_class is named; .* hotloop reads GPT2Tokenizer"),
-    ],
-)
-def test_what_is_wrong_with_an_older_folder(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
-    folder = write_older_folder(tmp_path, tokenizer_config={"tokenizer_class": "GPT2Tokenizer"})
-    (folder / name).unlink()
-    if content is not None:
-        (folder / name).write_bytes(content)
-    with pytest.raises(ModelFileError, match=message):
-        tokenizer_metadata(folder)
