@@ -122,9 +122,9 @@ def edited(logits: Floats, params: _native.DrawParams, edits: Edits) -> Floats:
         present = edits.counts > 0
         subtracted = edits.counts * params.frequency_penalty + params.presence_penalty  # float64, rounded once
         seen[present] -= subtracted[present].astype(np.float32)
-        logits[edits.seen_ids] = seen
+        logits[edits.seen_ids] = np.minimum(seen, np.finfo(np.float32).max)
         logits[edits.dry_ids] -= edits.dry
-    return np.minimum(logits, np.finfo(np.float32).max)
+    return logits
 
 
 def kept(

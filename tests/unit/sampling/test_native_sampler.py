@@ -212,6 +212,19 @@ def test_a_mask_leaves_nothing_of_the_row_before(params: dict[str, Any]) -> None
         assert_same(sampler.draw(logits, [before, row])[1], expected)
 
 
+def test_a_penalty_that_overflows_is_the_largest_float_before_dry() -> None:
+    """So dry can still tell the tokens apart."""
+    logits = np.array([10.0, 9.5, 1.0], np.float32)
+    state = SamplerState(
+        SamplingParams(temperature=0, repetition_penalty=1e-300, dry_multiplier=1e6, dry_base=1e6, dry_allowed_length=1),
+        seed=0, prompt_token_ids=[1, *[0] * 20], vocab_size=3,
+    )  # fmt: skip
+    row = Row(state, 21)
+    assert expected_of("scalar", logits, row) == Draw(1)
+    for sampler in SAMPLERS.values():
+        assert sampler.draw(logits[None], [row]) == [Draw(1)]
+
+
 def test_rows_of_an_arena() -> None:
     """Rows with room between them, as a step program leaves them, in any order and more than once."""
     arena = np.random.default_rng(0).normal(0, 3, (4, 320)).astype(np.float32)
