@@ -272,8 +272,8 @@ class GrammarConstraint:
     def sync(self, output_token_ids: Sequence[int], draft_token_ids: Sequence[int] = ()) -> None:
         num_output = len(output_token_ids)
         excess = len(self._pushed) - num_output - len(draft_token_ids)
-        if excess > 0 and self._matcher.is_error():  # because of drafts that are wrong: an error cannot be taken back
-            self._matcher, self._pushed = self._beginning.deep_copy(), []
+        if excess > 0 and self._matcher.is_error():  # because of drafts that are wrong
+            self._begin_again(self._pushed[:-excess])
         elif excess > 0:
             self.rollback(excess)
         for token_id in output_token_ids[len(self._pushed) :]:
@@ -304,7 +304,11 @@ class GrammarConstraint:
         self._pushed.append(token_id)
 
     def push_draft(self, token_id: int) -> bool:
-        if token_id in self._stop_token_ids or not self._matcher.try_consume_tokens([token_id]):
+        if token_id in self._stop_token_ids:
+            return False
+        if not self._matcher.try_consume_tokens([token_id]):
+            if self._matcher.is_error():  # the draft is too complex, but need not be what comes
+                self._begin_again(self._pushed)
             return False
         self._pushed.append(token_id)
         if not self._matcher.is_stopped():
@@ -320,6 +324,12 @@ class GrammarConstraint:
         self._matcher.rollback(num_tokens)
         self._check()
         del self._pushed[len(self._pushed) - num_tokens :]
+
+    def _begin_again(self, token_ids: Sequence[int]) -> None:
+        """With these pushed: a matcher's error cannot be taken back."""
+        self._matcher, self._pushed = self._beginning.deep_copy(), []
+        for token_id in token_ids:
+            self.push(token_id)
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -308,3 +308,20 @@ def test_an_ambiguous_grammar_ends_its_request_before_it_takes_long(compiler: Gr
 
     with pytest.raises(HotloopError, match="items"):
         go_on()
+
+
+def test_a_draft_that_is_too_complex_leaves_no_trace(compiler: GrammarCompiler) -> None:
+    """The parser cannot take its error back."""
+    form_ = compiler.compile(form(grammar='start: e "y"?\ne: e e | e e e | "x"'))
+    drafting, plain = form_.start(), form_.start()
+    x, y = ord("x"), ord("y")
+    output: list[int] = []
+    while drafting.push_draft(x):
+        output.append(x)
+    assert 50 < len(output) < 500
+    for constraint in (plain, drafting):
+        constraint.sync(output)
+        constraint.push(y)
+    assert drafting.is_complete
+    with pytest.raises(InvalidRequestError, match="items"):
+        form_.start().sync([*output, x])
