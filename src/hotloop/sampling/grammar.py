@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MAX_FORMS = 16  # kept compiled
-# The constraints of a grammar share its lexer, which remembers the states it was in. So few that they do not fill it together:
-# whether an answer becomes too complex must be up to itself.
+# The constraints of a grammar share its lexer, which remembers the states it was in: so few that they hardly fill it together.
 _MAX_CONSTRAINTS = 64
 _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
 # Steps of a parser are quadratic in the items of a row. Schemas give long but simple rows, one item for each property that
@@ -76,7 +75,7 @@ class GrammarCompiler:
         """What is compiled already and not worn out."""
         with self._lock:
             form = self._forms.pop(spec, None)
-            if form is None or form.num_started >= _MAX_CONSTRAINTS:
+            if form is None or form.is_worn:
                 return None
             self._forms[spec] = form  # the latest used are last
             return form
@@ -117,7 +116,7 @@ class GrammarCompiler:
         if matcher.is_error():
             raise InvalidRequestError(self._why_not(spec, _reason(matcher)))
         closing = None if spec.finish_within is None else (spec.finish_within, self._closing())
-        return Grammar(matcher, self._tables()[0].eos_token, closing)
+        return Grammar(matcher, self._tables()[0].eos_token, partial(self._matcher, source), closing)
 
     def _matcher(self, source: GrammarSource) -> LLMatcher:
         """At the beginning; with an error if it cannot be enforced."""
@@ -220,13 +219,25 @@ class _TokenTable:
 class Grammar:
     """A compiled grammar."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, closing: tuple[int, Closing] | None = None) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        compile_again: Callable[[], LLMatcher],
+        closing: tuple[int, Closing] | None = None,
+    ) -> None:
         """matcher: at the beginning; copies of it share what they find out about the grammar's lexemes. closing: in the last
         so many tokens."""
-        self.num_started = 0
+        self._num_started = 0
+        self._is_full = False
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._compile_again = compile_again
         self._closing = closing
+
+    @property
+    def is_worn(self) -> bool:
+        return self._is_full or self._num_started >= _MAX_CONSTRAINTS
 
     def accepts(self, token_ids: Sequence[int]) -> bool:
         return self._matcher.deep_copy().try_consume_tokens(list(token_ids)) == len(token_ids)
@@ -234,11 +245,16 @@ class Grammar:
     def start(self, stop_token_ids: Collection[int] = (), max_tokens: int | None = None) -> GrammarConstraint:
         """The constraint of one request. stop_token_ids: end it, and are allowed where the grammar is complete only.
         max_tokens: that it may have at most, None if nobody knows."""
-        self.num_started += 1
+        self._num_started += 1
         closing = None
         if self._closing is not None and max_tokens is not None:
             closing = max_tokens - self._closing[0], self._closing[1]
-        return GrammarConstraint(self._matcher, self._vocab_size, stop_token_ids, closing)
+        return GrammarConstraint(self._matcher, self._vocab_size, stop_token_ids, self._of_its_own, closing)
+
+    def _of_its_own(self) -> LLMatcher:
+        """For a constraint that has found the lexer full of what others wrote."""
+        self._is_full = True
+        return self._compile_again()
 
 
 class GrammarConstraint:
@@ -249,10 +265,12 @@ class GrammarConstraint:
         beginning: LLMatcher,
         vocab_size: int,
         stop_token_ids: Collection[int],
+        compile_own: Callable[[], LLMatcher],
         closing: tuple[int, Closing] | None = None,
     ) -> None:
-        """closing: from how many tokens on only what closes JSON is allowed."""
+        """compile_own: a beginning that shares nothing. closing: from how many tokens on only what closes JSON is allowed."""
         self._beginning = beginning
+        self._compile_own: Callable[[], LLMatcher] | None = compile_own
         self._closing = closing
         self._matcher = beginning.deep_copy()
         self._num_words = vocab_size // 32 + 1  # of vocab_size tokens and the end
@@ -283,8 +301,7 @@ class GrammarConstraint:
 
     def fill_mask(self, mask: Mask) -> bool:
         mask[self._num_words :] = 0
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, self._num_words * mask.itemsize)
-        self._check()
+        self._ask(lambda: self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, self._num_words * mask.itemsize))
         may_end = mask[self._end_word] & self._end_bit
         mask[self._end_word] &= ~self._end_bit
         closes = self._closing is not None and len(self._pushed) >= self._closing[0]
@@ -299,8 +316,7 @@ class GrammarConstraint:
         return True
 
     def push(self, token_id: int) -> None:
-        self._matcher.consume_token(token_id)
-        self._check()
+        self._ask(lambda: self._matcher.consume_token(token_id))
         self._pushed.append(token_id)
 
     def push_draft(self, token_id: int) -> bool:
@@ -321,8 +337,7 @@ class GrammarConstraint:
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last ``num_tokens`` ids pushed."""
-        self._matcher.rollback(num_tokens)
-        self._check()
+        self._ask(lambda: self._matcher.rollback(num_tokens))
         del self._pushed[len(self._pushed) - num_tokens :]
 
     def _begin_again(self, token_ids: Sequence[int]) -> None:
@@ -331,6 +346,13 @@ class GrammarConstraint:
         for token_id in token_ids:
             self.push(token_id)
 
-    def _check(self) -> None:
+    def _ask(self, ask: Callable[[], object]) -> None:
+        """Of the matcher, and again of one with a lexer of its own where it is the shared one that is full: whether an answer
+        becomes too complex is up to itself."""
+        ask()
+        if self._matcher.is_error() and self._compile_own is not None and "lexer error" in self._matcher.get_error():
+            self._beginning, self._compile_own = self._compile_own(), None
+            self._begin_again(self._pushed)
+            ask()
         if self._matcher.is_error():
             raise InvalidRequestError(f"the answer cannot go on within its structured_outputs: {_reason(self._matcher)}")

@@ -22,9 +22,12 @@ _MAX_SKIPPED = 2  # tokens of line ends between thinking and a form
 
 
 class StartsConstraints(Protocol):
-    """A compiled grammar. num_started: constraints so far."""
+    """A compiled grammar."""
 
-    num_started: int
+    @property
+    def is_worn(self) -> bool:
+        """Whether further constraints should have one of their own."""
+        ...
 
     def start(self, stop_token_ids: Collection[int] = (), max_tokens: int | None = None) -> Constraint: ...
 
@@ -294,8 +297,8 @@ class Form:
         return isinstance(self._first, Free)
 
     @property
-    def num_started(self) -> int:
-        return max(grammar.num_started for grammar in self._grammars)
+    def is_worn(self) -> bool:
+        return any(grammar.is_worn for grammar in self._grammars)
 
     def start(
         self,

@@ -1,6 +1,7 @@
 """What each form allows, token by token, on both families of tokenizers; and what cannot be enforced is refused."""
 
 import json
+import random
 import re
 import threading
 from typing import Any
@@ -297,6 +298,22 @@ def test_a_grammar_that_many_constraints_shared_is_compiled_again() -> None:
         for _ in range(500):
             constraint.push(ord("a") + i % 20)
     assert len(grammars) == 4
+
+
+def test_an_answer_becomes_too_complex_by_itself_only() -> None:
+    tokenizer = tokenizer_of("byte level")
+    compiler = GrammarCompiler(lambda: tokenizer)
+    spec = form(regex="(.*a.{14})+")  # every text is a state of its own
+    shared, rng = compiler.compile(spec), random.Random(1)
+    answers: list[list[int]] = [[] for _ in range(6)]
+    constraints = [shared.start() for _ in answers]
+    for _ in range(800):
+        for answer, constraint in zip(answers, constraints, strict=True):
+            token_id = ord(rng.choice("ab"))
+            assert token_id in allowed(constraint, answer)
+            constraint.push(token_id)
+            answer.append(token_id)
+    assert compiler.compile(spec) is not shared, "whoever comes later is not to find it full"
 
 
 def test_an_ambiguous_grammar_ends_its_request_before_it_takes_long(compiler: GrammarCompiler) -> None:
