@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotloop.cli import options as opt
+
+if TYPE_CHECKING:
+    from hotloop.bench.check import CheckResult
 
 
 def command(
@@ -48,22 +51,21 @@ def command(
         tell(
             f"{'pass' if check.passed else 'FAIL'}  {check.name:<34} {check.value:<12.6g} {relation} {check.limit:.6g}"
         )
-    if result.passed:
-        verdict = "pass"
-    elif (absurd := result.absurd_weight) is not None:
-        verdict = (
-            f"FAIL: the model's weights are the cause, on any machine: {absurd.tensor} holds {absurd.value:.3g}; "
-            "its file is damaged, or wrong"
-        )
-    elif not result.finite:
-        verdict = "FAIL: the model's logits are infinite or no number, on any machine: its file is damaged, or wrong"
-    else:
-        verdict = "FAIL: this machine does not compute this model right; please report it"
     tell(
-        f"{verdict}: {result.positions} positions, {result.layers} of {result.all_layers} layers, kernel sets "
-        f"{', '.join(result.isas)}; int8 activations cost {result.int8_kl_nats:.4f} nats here"
+        f"{'pass' if result.passed else 'FAIL'}: {result.positions} positions, {result.layers} of {result.all_layers} layers, "
+        f"kernel sets {', '.join(result.isas)}; int8 activations cost {result.int8_kl_nats:.4f} nats here"
     )
+    if not result.passed:
+        tell(_cause(result))
     if as_json:
         facts = {"path": str(path), "passed": result.passed, **dataclasses.asdict(result)}
         print(json.dumps(finite(facts), allow_nan=False))
     raise typer.Exit(0 if result.passed else 1)
+
+
+def _cause(result: CheckResult) -> str:
+    absurd = result.absurd_weight
+    if absurd is None and result.finite:
+        return "This machine does not compute this model right; please report it"
+    what = "logits are infinite or no number" if absurd is None else f"weights are absurd, {absurd.tensor} holds {absurd.value:.3g}"
+    return f"The cause is the model, on any machine: its {what}; the file is damaged, or wrong"

@@ -55,6 +55,8 @@ def read_vocabulary_files(folder: Path, companions: Companions) -> Pieces:
             f"{folder}: {named}; of folders with {VOCAB} and {MERGES} hotloop reads {' and '.join(_CLASSES)}; "
             f"{how_to_get_one(folder)}"
         )
+    if not (folder / MERGES).is_file():
+        raise ModelFileError(f"{folder}: there is {VOCAB}, but no {MERGES}; download it, too")
     vocab = read_json(folder / VOCAB, MAX_TOKENIZER_BYTES)
     special = [{"content": _END}, *companions.special_tokens()]
     scheme = PRE_TOKENIZERS[kind.pre]

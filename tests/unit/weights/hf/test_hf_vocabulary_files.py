@@ -78,7 +78,7 @@ def test_special_tokens_of_an_older_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("merges.txt", None, "merges.txt: cannot be read: No such file"),
+        ("merges.txt", None, "there is vocab.json, but no merges.txt; download it"),
         ("merges.txt", b"\xff", "merges.txt: is no UTF-8 text"),
         ("merges.txt", HEAD.encode() + b"a b\n\nc d\n", "merges.txt: line 3 must be two tokens with a space between, not ''"),
         ("merges.txt", b"a b c", "merges.txt: line 1 must be two tokens"),
