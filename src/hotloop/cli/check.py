@@ -67,5 +67,7 @@ def _cause(result: CheckResult) -> str:
     absurd = result.absurd_weight
     if absurd is None and result.finite:
         return "This machine does not compute this model right; please report it"
-    what = "logits are infinite or no number" if absurd is None else f"weights are absurd, {absurd.tensor} holds {absurd.value:.3g}"
+    what = "logits are infinite or no number"
+    if absurd is not None:
+        what = f"weights are absurd, {absurd.tensor} holds {absurd.value:.3g}"
     return f"The cause is the model, on any machine: its {what}; the file is damaged, or wrong"
