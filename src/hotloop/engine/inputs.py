@@ -70,7 +70,7 @@ class InputProcessor:
         self._words = Words(tokenizer)
         self._ids = count()
         self._chats = ChatRenderer(tokenizer, max_model_len, name=name, tool_format=tool_format)
-        self._grammars = grammars or GrammarCompiler(lambda: tokenizer)
+        self._grammars = grammars or GrammarCompiler(lambda: tokenizer, makes_masks=False)
 
     def resolved(self, params: SamplingParams | None) -> SamplingParams:
         """What applies: the request's value, else the model's recommendation, else 1.0 / off."""
