@@ -120,7 +120,7 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
                 _check_int(name, value)
-                _check(-(2**63) <= value < 2**64, name, value, "a 64-bit integer")
+                _check(-(2**63) <= value < 2 ** (64 if name == "seed" else 63), name, value, "a 64-bit integer")
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             _check(isinstance(getattr(self, name), bool), name, getattr(self, name), "true or false")
         for name in ("stop", "stop_token_ids"):
