@@ -14,6 +14,7 @@ import pytest
 
 from engine.engines import GREEDY, assert_core_idle, exit_code
 from hotloop import LLM, AsyncLLM, SamplingParams, StreamChunk, StructuredOutputsParams
+from hotloop.engine.generation import Generation
 from hotloop.engine.resume import Resume
 from hotloop.errors import HotloopError, InvalidRequestError
 from hotloop.request import TokenDelta
@@ -365,6 +366,25 @@ def test_what_takes_long_is_done_off_the_event_loop(
     assert asyncio.run(collect(engine, *prompt))
     assert threads
     assert threading.main_thread() not in threads
+
+
+def test_the_logprobs_of_a_long_prompt_are_put_into_words_off_the_event_loop(
+    engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    entry = Generation._logprob_entry
+
+    def noting(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return entry(*args)
+
+    monkeypatch.setattr(Generation, "_logprob_entry", noting)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    chunks = asyncio.run(collect(engine, [5] * 120, params))
+    assert len(threads) == 119
+    assert threading.main_thread() not in threads
+    assert chunks[-1].output is not None
+    assert len(chunks[-1].output.prompt_logprobs or ()) == 120
 
 
 def _noting_threads(work: Callable[[Any], Any], threads: list[threading.Thread]) -> Callable[[Any], Any]:

@@ -179,6 +179,13 @@ def test_too_many_choices(client: httpx.Client) -> None:
     assert client.post(COMPLETIONS, json={"prompt": ["a"] * 2, "n": 100, "max_tokens": 1}).status_code == 200
 
 
+def test_logprobs_of_a_prompt_in_every_choice_may_be_too_much(client: httpx.Client) -> None:
+    body = {"prompt": "x" * 1500, "echo": True, "logprobs": 20, "max_tokens": 1, "n": 100}
+    assert "3150000 logprobs" in check_refused(client.post(COMPLETIONS, json=body))["message"]
+    for less in ({"n": 2}, {"logprobs": None}):
+        assert client.post(COMPLETIONS, json={**body, **less}).status_code == 200
+
+
 def test_routes_that_are_not_there(client: httpx.Client) -> None:
     for path in ("/", "/v1", "/v1/chat/completion", "/v1/chat/completions/", "/V1/models", "/v1/embeddings", "/docs"):
         assert path in check_refused(client.post(path, json={}), 404)["message"]

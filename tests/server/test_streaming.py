@@ -1,7 +1,9 @@
 """Streams: the shapes of chunks, the same content as whole answers, and how they end."""
 
+import threading
 import time
 import tomllib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any
@@ -10,6 +12,7 @@ import httpx
 import pytest
 
 from hotloop import AsyncLLM
+from hotloop.server import responses
 from server.serving import DONE, Event, choices, finish_reasons, stream, streaming, text_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -263,3 +266,23 @@ def test_whole_answers_and_streams_together(client: httpx.Client) -> None:  # kn
         texts = list(pool.map(ask, range(12)))
     alphabet = "abcdefghijklmnopqrstuvwxyz"
     assert texts == [alphabet[1 + i % 3 :][:20] for i in range(12)]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_many_logprobs_are_put_into_words_off_the_event_loop(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    threads: dict[int, str] = {}
+    make = responses.completion_logprobs
+
+    def noting(token_ids: Sequence[int], *args: Any) -> dict[str, Any]:
+        threads[len(token_ids)] = threading.current_thread().name
+        return make(token_ids, *args)
+
+    monkeypatch.setattr(responses, "completion_logprobs", noting)
+    body = {"prompt": "a" * 300, "echo": True, "logprobs": 1, "max_tokens": 3, "n": 2}
+    if is_stream:
+        assert stream(client, COMPLETIONS, body)[-1]["choices"][0]["finish_reason"] == "length"
+    else:
+        assert len(client.post(COMPLETIONS, json=body).json()["choices"][1]["logprobs"]["tokens"]) == 303
+    assert threads[300] == "uvloop_0"  # of the loop's executor, not of the loop

@@ -29,6 +29,7 @@ from hotloop.text.tokenizer import Tokenizer
 _log = logging.getLogger(__name__)
 
 _LONG_TEXT = 2000  # characters: longer prompts are tokenized off the event loop
+_MANY_ENTRIES = 100  # of a prompt's logprobs, that come all at once: more are put into words off the event loop
 
 
 def _takes_long(prompt: Prompt | Resume, params: SamplingParams | None) -> bool:
@@ -145,7 +146,10 @@ class AsyncLLM:
                 for delta in await stream.next():
                     index, generation = generations[delta.request_id]
                     try:
-                        chunks = generation.push(delta)
+                        if len(delta.prompt_logprobs) > _MANY_ENTRIES:
+                            chunks = await asyncio.to_thread(generation.push, delta)
+                        else:
+                            chunks = generation.push(delta)
                     except HotloopError as error:
                         failure = error
                         break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -29,9 +30,11 @@ from hotloop.server.json_body import understood
 from hotloop.server.responses import Head, chat_response, completion_response
 from hotloop.server.service import Service
 from hotloop.server.stream import ChatShape, ChunkEncoder, CompletionShape, error_end
+from hotloop.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
+_MAX_PROMPT_ENTRIES = 1 << 21  # some 60 MB of JSON
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -62,7 +65,7 @@ async def answer(service: Service, endpoint: Endpoint, request: Request) -> Resp
     if job.body.stream:
         return EventStream(_events(service, job), headers)
     whole = await while_connected(request.receive, _whole(service, job))
-    return Response(msgspec.json.encode(whole), 200, headers, "application/json")
+    return Response(whole, 200, headers, "application/json")
 
 
 def _request_id(request: Request, own: str) -> str:
@@ -92,6 +95,7 @@ def _job(
         )
         for i, prompt in enumerate(prompts_of(body))
     ]  # fmt: skip
+    _check_prompt_entries(body, asks)
     try:
         service.llm.check(asks)
     except EngineDeadError as error:
@@ -104,6 +108,21 @@ def _job(
     return Job(head, body, asks, key, log)
 
 
+def _check_prompt_entries(body: Body, asks: Sequence[Ask]) -> None:
+    """Raises: InvalidRequestError if the logprobs of the prompts, which are in every choice, would be too much of an answer."""
+    if body.params.prompt_logprobs is None:
+        return
+    num_copies = 1 if body.chat is not None else body.params.n
+    num_tokens = sum(len(ask.requests[0].prompt_token_ids) for ask in asks)
+    num_entries = num_tokens * (1 + body.params.prompt_logprobs) * num_copies
+    if num_entries > _MAX_PROMPT_ENTRIES:
+        raise InvalidRequestError(
+            f"the answer would have {num_entries} logprobs of the prompt ({num_tokens} tokens, each with "
+            f"{body.params.prompt_logprobs} others, in {num_copies} choices); {_MAX_PROMPT_ENTRIES} at most: lower n or the "
+            f"number of logprobs"
+        )
+
+
 def check_model(service: Service, model: str | None) -> None:
     """Raises: RefusedError if another model is asked for than the one that is served."""
     names = service.settings.model_names
@@ -114,7 +133,7 @@ def check_model(service: Service, model: str | None) -> None:
         )  # fmt: skip
 
 
-async def _whole(service: Service, job: Job) -> dict[str, object]:
+async def _whole(service: Service, job: Job) -> bytes:
     outputs: list[RequestOutput | None] = [None] * len(job.asks)
     async with aclosing(service.run(job.asks, job.body, job.key, job.log)) as parts:
         async for part in parts:
@@ -122,10 +141,16 @@ async def _whole(service: Service, job: Job) -> dict[str, object]:
                 if chunk.output is not None:
                     outputs[index] = chunk.output
     done = [output for output in outputs if output is not None]
-    tokenizer = service.llm.tokenizer
+    make = partial(_encoded, job, done, service.llm.tokenizer)
+    params = job.body.params
+    takes_long = params.logprobs is not None or params.prompt_logprobs is not None
+    return await asyncio.to_thread(make) if takes_long else make()
+
+
+def _encoded(job: Job, outputs: Sequence[RequestOutput], tokenizer: Tokenizer) -> bytes:
     if job.body.chat is not None:
-        return chat_response(job.head, done[0], job.body, tokenizer)
-    return completion_response(job.head, done, job.body, tokenizer)
+        return msgspec.json.encode(chat_response(job.head, outputs[0], job.body, tokenizer))
+    return msgspec.json.encode(completion_response(job.head, outputs, job.body, tokenizer))
 
 
 async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
@@ -136,7 +161,9 @@ async def _events(service: Service, job: Job) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(service.run(job.asks, job.body, job.key, job.log)) as parts:
             async for part in parts:
-                yield opening + encoder.encode(part) if opening is not None else encoder.encode(part)
+                takes_long = encoder.opens_prompts
+                events = await asyncio.to_thread(encoder.encode, part) if takes_long else encoder.encode(part)
+                yield opening + events if opening is not None else events
                 opening = None
                 # Back here, the connection has taken it.
                 _, oldest = part[0]

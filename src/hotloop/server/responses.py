@@ -65,15 +65,14 @@ def completion_response(
         prompt_ids = output.prompt_token_ids
         prefix = prompt_text(output, prompt_ids, tokenizer) if body.echo else ""
         of_prompt = {"prompt_logprobs": vllm_logprobs(output.prompt_logprobs)} if body.prompt_logprobs else {}
+        echoed = echoed_logprobs(output, prompt_ids, output.prompt_logprobs, body, tokenizer)
         for choice in output.outputs:
             logprobs = None
             if choice.logprobs is not None:
-                token_ids, entries = choice.token_ids, list[Entry | None](choice.logprobs)
-                offsets = output_offsets(prompt_ids, body, tokenizer, len(prefix)).push(token_ids)
-                if body.echo and output.prompt_logprobs is not None:
-                    token_ids, entries = prompt_ids + token_ids, output.prompt_logprobs + entries
-                    offsets = prompt_offsets(output, prompt_ids, tokenizer) + offsets
-                logprobs = completion_logprobs(token_ids, entries, num_top, tokenizer, offsets)
+                offsets = output_offsets(prompt_ids, body, tokenizer, len(prefix)).push(choice.token_ids)
+                logprobs = completion_logprobs(choice.token_ids, choice.logprobs, num_top, tokenizer, offsets)
+                if echoed is not None:
+                    logprobs = {name: None if part is None else part + logprobs[name] for name, part in echoed.items()}
             choices.append(
                 {"index": len(choices), "text": prefix + choice.text, "logprobs": logprobs}
                 | of_prompt | _end(choice, body)
@@ -102,6 +101,20 @@ def prompt_offsets(prompt: Ask | RequestOutput, token_ids: Sequence[int], tokeni
     # A given text has no control tokens: those that are there were added to it.
     offsets = TextOffsets(tokenizer, tokenizer.detokenizer(skip_special=text is not None)).push(token_ids)
     return offsets if text is None else [min(offset, len(text)) for offset in offsets]
+
+
+def echoed_logprobs(
+    prompt: Ask | RequestOutput,
+    token_ids: Sequence[int],
+    entries: Sequence[Entry | None] | None,
+    body: Body,
+    tokenizer: Tokenizer,
+) -> dict[str, Any] | None:
+    """The ``logprobs`` that every choice of a prompt begins with. entries: of the prompt, if they are asked for."""
+    num_top = body.params.logprobs
+    if not body.echo or entries is None or num_top is None:
+        return None
+    return completion_logprobs(token_ids, entries, num_top, tokenizer, prompt_offsets(prompt, token_ids, tokenizer))
 
 
 def output_offsets(prompt_ids: Sequence[int], body: Body, tokenizer: Tokenizer, start: int) -> TextOffsets:

@@ -23,8 +23,8 @@ from hotloop.server.responses import (
     Head,
     chat_logprobs,
     completion_logprobs,
+    echoed_logprobs,
     output_offsets,
-    prompt_offsets,
     prompt_text,
     timings_of,
     usage,
@@ -152,20 +152,20 @@ class CompletionShape:
         self._num_top = body.params.logprobs or 0
         self._tokenizer = tokenizer
         self._offsets: dict[int, TextOffsets] = {}  # of each choice's tokens
+        self._of_prompt: tuple[Ask, PromptLogprobs, Logprobs] | None = None  # what all choices of the latest one begin with
 
     def opening(self, index: int, ask: Ask, entries: PromptEntries) -> Struct | None:
-        shown = vllm_logprobs(entries) if self._shows_prompt_logprobs else UNSET
         ids = ask.requests[0].prompt_token_ids
+        if self._of_prompt is None or self._of_prompt[0] is not ask:
+            shown = vllm_logprobs(entries) if self._shows_prompt_logprobs else UNSET
+            self._of_prompt = ask, shown, echoed_logprobs(ask, ids, entries, self._body, self._tokenizer)
+        _, shown, echoed = self._of_prompt
         prefix = prompt_text(ask, ids, self._tokenizer) if self._body.echo else ""
         if self._logprobs_too:
             self._offsets[index] = output_offsets(ids, self._body, self._tokenizer, len(prefix))
         if not self._body.echo:
             return None if shown is UNSET else _CompletionChoice(index, "", prompt_logprobs=shown)
-        logprobs = None
-        if entries is not None and self._logprobs_too:
-            offsets = prompt_offsets(ask, ids, self._tokenizer)
-            logprobs = completion_logprobs(ids, entries, self._num_top, self._tokenizer, offsets)
-        return _CompletionChoice(index, prefix, logprobs, prompt_logprobs=shown)
+        return _CompletionChoice(index, prefix, echoed, prompt_logprobs=shown)
 
     def content(self, index: int, chunk: StreamChunk, token_ids: list[int] | UnsetType) -> Sequence[Struct]:
         logprobs = None
@@ -195,6 +195,11 @@ class ChunkEncoder:
         self._prompt_tokens = sum(len(ask.requests[0].prompt_token_ids) for ask in asks)
         self._completion_tokens = 0
         self._unopened: set[int] = set()
+
+    @property
+    def opens_prompts(self) -> bool:
+        """Whether the next ``encode`` may have the logprobs of whole prompts."""
+        return bool(self._unopened)
 
     def opening(self) -> bytes:
         """Of all choices, but where logprobs of the prompt are to come: theirs come with the first content."""
