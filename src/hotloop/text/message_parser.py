@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 
 from hotloop.request import MessagePart, Thinking
@@ -77,7 +78,9 @@ def merged_parts(parts: Sequence[MessagePart]) -> list[MessagePart]:
 
 def call_ids(prompt_token_ids: Sequence[int], seed: int, choice: int) -> Callable[[int], str]:
     """The ids of the calls of a choice, by their index: the same request gives the same ids, and hardly any other does."""
-    key = blake2b(digest_size=16)
-    key.update(",".join(map(str, (seed, choice, *prompt_token_ids))).encode())
-    base = key.digest()
-    return lambda index: "call_" + blake2b(base + index.to_bytes(4, "little"), digest_size=12).hexdigest()
+
+    @cache  # and not before there is a call: a long prompt with many choices would hold up who reads them
+    def base() -> bytes:
+        return blake2b(",".join(map(str, (seed, choice, *prompt_token_ids))).encode(), digest_size=16).digest()
+
+    return lambda index: "call_" + blake2b(base() + index.to_bytes(4, "little"), digest_size=12).hexdigest()

@@ -97,6 +97,10 @@ def test_ids_of_calls_follow_from_the_request() -> None:
     answers = [call_ids(prompt, seed, choice) for prompt in ([1], [1, 2]) for seed in (1, 2) for choice in (0, 1)]
     assert len({ids(index) for ids in answers for index in (0, 1)}) == 16
     assert call_ids([1], 2, 0)(1) == call_ids([1], 2, 0)(1)
+    prompt = [1, 2]
+    ids = call_ids(prompt, 2, 0)
+    prompt.append(3)
+    assert ids(0) == call_ids([1, 2, 3], 2, 0)(0), "the prompt is looked at when there is a call"
 
 
 @pytest.mark.parametrize(
