@@ -17,7 +17,7 @@ _ByLastId: TypeAlias = Mapping[int, Sequence[tuple[frozenset[int], list[int]]]]
 
 
 class Dry:
-    """What DRY needs to know of a context, the prompt and the output; removal in reverse order only.
+    """What DRY needs to know of a context, the prompt and the output; what was added is removed in reverse order only.
 
     multiplier, base, allowed_length: of SamplingParams. breakers: one of the ids, then all of one of the sequences (Request):
     what no repetition reaches over. Ids that are one alone are never penalized.
@@ -35,21 +35,29 @@ class Dry:
     ) -> None:
         self._multiplier, self._base, self._allowed_length = multiplier, base, allowed_length
         self._single, self._breakers = _by_last_id(breakers)
-        self._context = array("i")
-        self._breaks = [0]  # lengths of the context at which a breaker ended
-        for token_id in context_ids:
-            self.add(token_id)
+        self._context = array("i", context_ids)
+        # Lengths of the context at which a breaker ended: the last one that it has now, and all to come.
+        self._breaks = [next(filter(self._is_broken_at, range(len(self._context), 0, -1)), 0)]
 
     def add(self, token_id: int) -> None:
+        self._context.append(token_id)
+        if self._is_broken_at(len(self._context)):
+            self._breaks.append(len(self._context))
+
+    def _is_broken_at(self, length: int) -> bool:
+        """Whether a breaker ends with so many tokens of the context."""
         context = self._context
-        context.append(token_id)
-        if token_id in self._single or any(
-            len(context) > len(rest) and context[-len(rest) - 1] in first and context[-len(rest) :].tolist() == rest
-            for first, rest in self._breakers.get(token_id, ())
-        ):
-            self._breaks.append(len(context))
+        token_id = context[length - 1]
+        if token_id in self._single:
+            return True
+        for first, rest in self._breakers.get(token_id, ()):
+            begin = length - len(rest)
+            if begin > 0 and context[begin - 1] in first and context[begin:length].tolist() == rest:
+                return True
+        return False
 
     def remove(self) -> None:
+        """The last id that was added."""
         if self._breaks[-1] == len(self._context):
             self._breaks.pop()
         self._context.pop()

@@ -68,8 +68,11 @@ def test_removal_leaves_no_trace(ids: list[int], tentative: list[int]) -> None:
         dry.add(token_id)
     for _ in tentative:
         dry.remove()
-    for got, expected in zip(dry.penalties, plain.penalties, strict=True):
-        assert got.tolist() == expected.tolist()
+    added = Dry(1.0, 1.75, 1, breakers, ())
+    for token_id in ids:
+        added.add(token_id)
+    for got, expected, one_by_one in zip(dry.penalties, plain.penalties, added.penalties, strict=True):
+        assert got.tolist() == expected.tolist() == one_by_one.tolist()
 
 
 def test_choices_share_what_is_made_of_their_breakers() -> None:
