@@ -137,7 +137,8 @@ class StagedConstraint:
         self._stop_token_ids = frozenset(stop_token_ids)
         self._thinking = thinking
         self._begin_states: list[State] = [START]  # while it may begin: before each id pushed, and now
-        self._begin_ids = frozenset(begin_ids)
+        self._begin_ids = frozenset(begin_ids) - self._stop_token_ids
+        self._line_end_ids = index.line_end_ids - self._stop_token_ids
         self._max_tokens = max_tokens
         self._num_pushed = 0
         self._passed: list[_InFree | _InForm] = []  # all stages so far; the last is where it is
@@ -198,7 +199,7 @@ class StagedConstraint:
     def _before(self, now: _InForm) -> Collection[int]:
         """Tokens that may come now and are none of the form."""
         if now.may_skip:
-            return self._index.line_end_ids
+            return self._line_end_ids
         return () if self._num_pushed else self._begin_ids
 
     def _thought(self, token_id: int, now: _InFree | _InForm) -> tuple[Stage, str] | None:

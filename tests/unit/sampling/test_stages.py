@@ -152,6 +152,13 @@ def test_thinking_comes_first(compiler: GrammarCompiler) -> None:
     assert IDS["<think>"] not in allowed(start(compiler, json, several_tokens), [])
 
 
+def test_what_may_come_before_a_form_is_no_stop(compiler: GrammarCompiler) -> None:
+    spec = StructuredOutputsParams(json={"type": "integer"})
+    for stop, output, thinking in ((IDS["\n"], [IDS["</think>"]], OPEN), (IDS["<think>"], [], CLOSED)):
+        assert stop in allowed(compiler.compile(spec).start([STOP], thinking), output)
+        assert stop not in allowed(compiler.compile(spec).start([STOP, stop], thinking), output)
+
+
 @pytest.mark.parametrize("between", [[], ["\n\n"], ["\n", "\n"]])
 def test_a_form_after_thinking_is_closed_as_far_from_the_end(compiler: GrammarCompiler, between: list[str]) -> None:
     spec = StructuredOutputsParams(json={"type": "string"}, finish_within=5)
