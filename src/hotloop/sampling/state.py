@@ -100,10 +100,6 @@ class SamplerState:
         return self._output_token_ids
 
     @property
-    def num_output_tokens(self) -> int:
-        return len(self._output_token_ids)
-
-    @property
     def position(self) -> int:
         """The absolute position of the next token."""
         return self._num_prompt_tokens + len(self._output_token_ids)

@@ -70,7 +70,6 @@ class OutputProcessor:
         self._held_ids: deque[tuple[int, int]] = deque()  # (token id, end of its text)
         self._ids_end = 0  # end of the text of the last reported id
         self._stop: str | None = None
-        self.num_output_tokens = 0  # reported ids, the number that usage counts
 
     @property
     def stopped(self) -> bool:
@@ -116,7 +115,6 @@ class OutputProcessor:
         return self._delta(text, ids, reason)
 
     def _delta(self, text: str, ids: list[int], reason: str | None) -> TextDelta:
-        self.num_output_tokens += len(ids)
         return TextDelta(text, tuple(ids), "stop" if self.stopped else reason, self._stop)
 
     def _take(self, piece: str) -> tuple[str, list[int]]:

@@ -130,7 +130,7 @@ def test_rows_with_drafts_draw_what_plain_steps_draw() -> None:
     verifying = state(stop=(9,), **params)
     rows = [Row(verifying, 3 + k, drafts[:k]) for k in range(6)]
     assert SAMPLER.draw(logits, rows) == expected
-    assert verifying.num_output_tokens == 0
+    assert not verifying.output_token_ids
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:  # known faults B01, B122
