@@ -117,15 +117,14 @@ class Sampler:
 
 
 def edits_of(row: Row) -> Edits | None:
-    """Of the state as it would be with the drafts pushed, and the row's mask; valid until the state changes."""
+    """Of the state as it would be with the drafts pushed, and the row's mask; valid until one is pushed that stays."""
     state = row.state
     assert row.position == state.position + len(row.draft_token_ids), "a row of another position"
     if not row.draft_token_ids:
         edits = state.edits
     else:
         assert not (state.draw_params.mirostat and state.draw_params.temperature), "its mu would be unknown"
-        for token_id in row.draft_token_ids:
-            state.push(token_id)
+        state.push_drafts(row.draft_token_ids)
         edits = state.edits
         if edits is not None:
             edits = edits._replace(seen_ids=edits.seen_ids.copy(), counts=edits.counts.copy())

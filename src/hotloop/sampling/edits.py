@@ -58,13 +58,17 @@ class TokenCounts:
         """A view until the next change."""
         return self._counts[: self._size]
 
+    def reserve(self, num_ids: int) -> None:
+        """Room for so many more: views of now are right again once what is added in it was removed."""
+        while self._size + num_ids > len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+
     def add(self, token_id: int) -> None:
         slot = self._slots.get(token_id)
         if slot is None:
+            self.reserve(1)
             slot = self._slots[token_id] = self._size
-            if slot == len(self._ids):
-                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
-                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
             self._ids[slot] = token_id
             self._size += 1
         self._counts[slot] += 1

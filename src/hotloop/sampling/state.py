@@ -114,6 +114,13 @@ class SamplerState:
         if mirostat_mu is not None:
             self.mirostat_mu = mirostat_mu
 
+    def push_drafts(self, token_ids: Sequence[int]) -> None:
+        """Until they are rolled back; views of ``edits`` from before are right again then."""
+        if self._counts is not None:
+            self._counts.reserve(len(token_ids))
+        for token_id in token_ids:
+            self.push(token_id)
+
     def rollback(self, num_tokens: int) -> None:
         """Take back the last ``num_tokens`` ids pushed, drafts all of them: they came without a mu."""
         assert 0 <= num_tokens <= len(self._output_token_ids)
@@ -126,7 +133,7 @@ class SamplerState:
 
     @property
     def edits(self) -> Edits | None:
-        """What happens to the next row of logits, None if nothing; views until the next push or rollback."""
+        """What happens to the next row of logits, None if nothing; views until the next push."""
         barred = self._barred if len(self._output_token_ids) < self._min_tokens else NO_IDS
         banned = self._banned_here() if self._bad_words else self._banned
         seen_ids, counts = (NO_IDS, NO_IDS) if self._counts is None else (self._counts.ids, self._counts.counts)

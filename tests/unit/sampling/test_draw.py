@@ -133,6 +133,21 @@ def test_rows_with_drafts_draw_what_plain_steps_draw() -> None:
     assert not verifying.output_token_ids
 
 
+def test_a_row_without_drafts_sees_none_of_those_of_the_rows_after_it() -> None:
+    """Not even where there is no more room for the counts of the drafts."""
+    logits = np.zeros((3, 200), np.float32)
+    logits[:, 0] = 1.5
+    for num_seen in range(60, 70):
+        one = SamplerState(
+            SamplingParams(temperature=0, frequency_penalty=1.0), seed=7, prompt_token_ids=[1],
+            output_token_ids=range(num_seen), vocab_size=200,
+        )  # fmt: skip
+        rows = [Row(one, one.position + k, (0, 199)[:k]) for k in range(3)]
+        drawn = SAMPLER.draw(logits, rows)
+        assert tokens(drawn) == [0, num_seen, num_seen]
+        assert SAMPLER.draw(logits[:1], rows[:1]) == drawn[:1]
+
+
 def test_a_row_does_not_depend_on_the_others() -> None:  # known faults B01, B122
     states = [
         state(temperature=0), state(top_k=5, seed=1), state((3, 3), (4,), repetition_penalty=1.5, logprobs=3),
