@@ -45,9 +45,7 @@ def grammar_source(spec: StructuredOutputsParams, control_ids: Mapping[str, int]
         return _lark(f"start: /{'|'.join(map(_literal, spec.choice))}/")
     if spec.grammar is not None:
         is_lark = re.search(r"^\s*(%llguidance\b|start\s*:(?!:=))", spec.grammar, re.MULTILINE)
-        lark = spec.grammar if is_lark else gbnf_to_lark(spec.grammar)
-        _check_embedded_schemas(lark)
-        return _lark(lark)
+        return _lark(_with_prepared_schemas(spec) if is_lark else gbnf_to_lark(spec.grammar))
     assert isinstance(spec.json, str | None)
     schema: dict[str, Any] = {"type": "object"} if spec.json is None else parse_schema(spec.json, spec.name)
     return schema_source(schema, disable_any_whitespace=spec.disable_any_whitespace)
@@ -213,11 +211,23 @@ def _literal(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text)
 
 
-def _check_embedded_schemas(lark: str) -> None:
+def _with_prepared_schemas(spec: StructuredOutputsParams) -> str:
+    """Its grammar, in Lark's syntax, with schemas as they are where they stand alone."""
+    lark = spec.grammar or ""
     decoder = json.JSONDecoder()
+    parts: list[str] = []
+    end = 0
     for match in re.finditer(r"%json\b\s*", lark):
+        if match.start() < end:  # a text within a schema
+            continue
         try:
-            schema, _ = decoder.raw_decode(lark, match.end())
+            schema, after = decoder.raw_decode(lark, match.end())
         except (ValueError, RecursionError) as error:
             raise InvalidRequestError(f"grammar: what follows %json is no JSON schema: {error}") from None
-        parse_schema(json.dumps(schema), "structured_outputs.grammar: a schema")
+        if not isinstance(schema, dict):
+            raise InvalidRequestError(f"grammar: what follows %json is {schema!r:.60}; it must be a JSON schema: an object")
+        schema = parse_schema(json.dumps(schema), "structured_outputs.grammar: a schema")
+        _prepare(schema, spec.disable_any_whitespace)
+        parts += [lark[end : match.end()], json.dumps(schema)]
+        end = after
+    return "".join([*parts, lark[end:]])

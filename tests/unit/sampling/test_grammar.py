@@ -119,6 +119,9 @@ CASES: list[tuple[StructuredOutputsParams, list[str], list[str]]] = [
                                                      "additionalProperties": False}}}),
      ["{}", '{"next":{"next":{}}}'], ['{"next":1}', '{"x":1}']),
     (form(grammar='start: "<" %json {"type": "integer", "multipleOf": 7} ">"'), ["<14>"], ["<15>"]),
+    # schemas in a grammar are as elsewhere
+    (form(grammar='start: a %json {"type": "array", "uniqueItems": false, "$comment": "%json x"}\na: %json {"type": "null"}'),
+     ["null[ 1,\n  2]"], ["null[  1]", "null[1, \n2]", "[1]"]),
 ]  # fmt: skip
 
 
@@ -159,6 +162,8 @@ UNENFORCEABLE = {
     "least common multiple": form(json={"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}),
     "too fine": form(grammar='start: %json {"type": "integer", "multiple\\u004ff": 999983}'),
     "what follows %json": form(grammar="start: %json {"),
+    "%json is 5; it must": form(grammar="start: %json 5"),
+    "%json is True; it must": form(grammar="start: %json true"),
     # known fault B66: not an answer with another number
     r"json.properties.a.enum\[1\] is 9223372036854775808": form(json={"properties": {"a": {"enum": [5, 2**63]}}}),
     r"json.items.const.x\[0\] is 9007199254740993": form(json={"items": {"const": {"x": [2**53 + 1]}}}),
