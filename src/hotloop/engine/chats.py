@@ -109,10 +109,10 @@ class ChatRenderer:
             format = format_for(template.source, self._tool_format)
         token_ids = self._encode(template, format, messages, tools, chat.chat_template_kwargs or {}, truncates)
         thinking = thinking_after(token_ids, self._tokenizer, template.source)
+        calls = None if use is None or format is None else format.form(use)
         form = None
         if use is not None or thinking is not None:
-            form = MessageForm(thinking, use, format, self._visible_ids(thinking, format if use is not None else None))
-        calls = None if use is None or format is None else format.form(use)
+            form = MessageForm(thinking, use, format, self._visible_ids(thinking, calls))
         return RenderedChat(token_ids, calls, form, thinks(template.source))
 
     def _encode(
@@ -155,9 +155,9 @@ class ChatRenderer:
         token_id = self._tokenizer.bos_token_id if which == "bos" else self._tokenizer.eos_token_id
         return "" if token_id is None else self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
-    def _visible_ids(self, thinking: Thinking | None, format: ToolFormat | None) -> frozenset[int]:
+    def _visible_ids(self, thinking: Thinking | None, calls: CallsForm | None) -> frozenset[int]:
         """Control tokens whose text says what is what in an answer."""
-        texts = [*(() if thinking is None else (thinking.begin, thinking.end)), *(() if format is None else format.markers)]
+        texts = [*(() if thinking is None else (thinking.begin, thinking.end)), *(() if calls is None else calls.markers)]
         ids = (self._tokenizer.token_id(text) for text in texts)
         return frozenset(i for i in ids if i is not None and self._tokenizer.is_special(i))
 

@@ -32,10 +32,9 @@ class CallParser(Protocol):
 
 
 class ToolFormat(Protocol):
-    """name: what --tool-format calls it. markers: its texts that a vocabulary may have as control tokens."""
+    """name: what --tool-format calls it."""
 
     name: str
-    markers: Sequence[str]
 
     def fits(self, template_source: str) -> bool:
         """Whether a model with this chat template writes calls in this way."""

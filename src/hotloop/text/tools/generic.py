@@ -20,7 +20,6 @@ _AFTER = "The results come in the next message. Call a tool only if it helps; ot
 
 class Generic:
     name = "generic"
-    markers: Sequence[str] = ("<tool_call>", "</tool_call>")
 
     def fits(self, template_source: str) -> bool:
         return True

@@ -24,7 +24,6 @@ _ARGUMENTS = re.compile(r"""["']arguments\\?["']""")
 
 class Hermes:
     name = "hermes"
-    markers: Sequence[str] = ("<tool_call>", "</tool_call>")
 
     def fits(self, template_source: str) -> bool:
         is_json = "<tool_call>" in template_source and _ARGUMENTS.search(template_source) is not None

@@ -26,7 +26,6 @@ SYNTAX = CallSyntax(
 
 class Llama3Json:
     name = "llama3-json"
-    markers: Sequence[str] = (PYTHON_TAG,)
 
     def fits(self, template_source: str) -> bool:
         is_llama = "<|start_header_id|>" in template_source and _PARAMETERS.search(template_source) is not None
