@@ -66,7 +66,7 @@ class GrammarCompiler:
         """load_tokens: called once, at the first use, which takes up to a few seconds. makes_masks: else it is only asked what
         can be enforced; its table, during which Python stands still, takes half the time and a third of the memory."""
         self._load_tokens = load_tokens
-        self._slices: list[str] | None = None if makes_masks else []  # of the table, to make masks with; None: the usual
+        self._makes_masks = makes_masks
         self._lock = threading.Lock()
         self._table_lock = threading.Lock()
         self._made: tuple[LLTokenizer, TokenIndex] | None = None
@@ -117,7 +117,9 @@ class GrammarCompiler:
         matcher = self._matcher(source)
         if matcher.is_error():
             raise InvalidRequestError(self._why_not(spec, _reason(matcher)))
-        closing = None if spec.finish_within is None else (spec.finish_within, self._closing())
+        closing = None
+        if spec.finish_within is not None and self._makes_masks:
+            closing = spec.finish_within, self._closing()
         return Grammar(matcher, self._tables()[0].eos_token, partial(self._matcher, source), closing)
 
     def _matcher(self, source: GrammarSource) -> LLMatcher:
@@ -161,7 +163,8 @@ class GrammarCompiler:
         with self._table_lock:
             if self._made is None:
                 tokens = _TokenTable(self._load_tokens())
-                self._made = LLTokenizer(TokenizerWrapper(tokens), slices=self._slices), tokens.index()
+                slices: list[str] | None = None if self._makes_masks else []  # what makes masks quick; None: the usual
+                self._made = LLTokenizer(TokenizerWrapper(tokens), slices=slices), tokens.index()
             return self._made
 
 
