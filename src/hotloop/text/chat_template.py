@@ -160,6 +160,7 @@ class _Disguise:
             taken = {*template_source, *"".join(strings)}
             free = (char for char in map(chr, range(0x100000, 0x10FFFE)) if char not in taken)
             self._stand_ins = dict(zip(sorted(texts), free, strict=False))
+        self._meanings = str.maketrans({stand_in: text for text, stand_in in self._stand_ins.items()})
 
     def put_on(self, value: Any) -> Any:
         """The same data with every control-token text replaced by its stand-in."""
@@ -181,9 +182,7 @@ class _Disguise:
 
     def take_off(self, text: str) -> str:
         """The text with every stand-in replaced by what it stands for."""
-        for control_text, stand_in in self._stand_ins.items():
-            text = text.replace(stand_in, control_text)
-        return text
+        return text.translate(self._meanings) if self._meanings else text
 
 
 def _strings(value: object, depth: int = 0) -> Iterator[str]:
