@@ -152,14 +152,20 @@ class _Disguise:
     """Private-use characters that stand for control-token texts while a template works on a user's data."""
 
     def __init__(self, tokenizer: Tokenizer, data: object, template_source: str) -> None:
+        """Raises InvalidRequestError for data that leave too few of these characters."""
         self._tokenizer = tokenizer
         strings = list(_strings(data))
         texts = {text[a:b] for text in strings for a, b, _ in tokenizer.find_control(text)}
         self._stand_ins: dict[str, str] = {}
         if texts:
             taken = {*template_source, *"".join(strings)}
-            free = (char for char in map(chr, range(0x100000, 0x10FFFE)) if char not in taken)
+            free = (char for char in map(chr, range(0xF0000, 0x10FFFE)) if char not in taken)
             self._stand_ins = dict(zip(sorted(texts), free, strict=False))
+            if len(self._stand_ins) < len(texts):
+                raise InvalidRequestError(
+                    f"the conversation holds {len(texts)} different texts of control tokens, and leaves only "
+                    f"{len(self._stand_ins)} of the private-use characters that stand for them in the template; shorten it"
+                )
         self._meanings = str.maketrans({stand_in: text for text, stand_in in self._stand_ins.items()})
 
     def put_on(self, value: Any) -> Any:

@@ -49,7 +49,7 @@ class FP8Matrix(TensorSource):
         elif scale.shape in ((rows,), (rows, 1)):
             shape, self._block = (rows, 1), (1, columns)
         elif block is not None and scale.shape == (-(-rows // block[0]), -(-columns // block[1])):
-            shape, self._block = (scale.shape[0], scale.shape[1]), block
+            shape, self._block = (scale.shape[0], scale.shape[1]), (min(block[0], rows), min(block[1], columns))
         else:
             raise self._error(f"its scale has the shape {list(scale.shape)}, which fits neither rows nor blocks of {block}")
         if scale.dtype == _E8M0:

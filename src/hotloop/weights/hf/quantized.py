@@ -117,7 +117,7 @@ def _gather_packed(tensors: Tensors, build: Callable[[PackedLayer], TensorSource
         if missing:
             raise ModelFileError(f"{codes.file.path}: tensor {quote(f'{stem}.{missing[0]}')} is missing beside {quote(name)}")
         g_idx = tensors.get(f"{stem}.g_idx")
-        _put(gathered, stem, build(PackedLayer(codes, tensors[f"{stem}.qzeros"], tensors[f"{stem}.scales"], g_idx)))
+        _put(gathered, stem, codes, build(PackedLayer(codes, tensors[f"{stem}.qzeros"], tensors[f"{stem}.scales"], g_idx)))
         for part in ("qweight", "qzeros", "scales", "g_idx"):
             gathered.pop(f"{stem}.{part}", None)
     return gathered
@@ -186,7 +186,7 @@ def _gather_packed_rows(tensors: Tensors, quantization: HFConfig) -> Gathered:
         scale, shape = tensors.get(f"{stem}.weight_scale"), tensors.get(f"{stem}.weight_shape")
         if scale is None or shape is None:
             raise ModelFileError(f"{codes.file.path}: weight_scale or weight_shape is missing beside {quote(name)}")
-        _put(gathered, stem, PackedRows(codes, scale, shape, bits))
+        _put(gathered, stem, codes, PackedRows(codes, scale, shape, bits))
         for part in ("packed", "scale", "shape"):
             del gathered[f"{stem}.weight_{part}"]
     return gathered
@@ -212,8 +212,8 @@ def _gather_scaled(tensors: Tensors, block: tuple[int, int] | None, *, int8: boo
     return gathered
 
 
-def _put(gathered: dict[str, StoredTensor | TensorSource], stem: str, source: TensorSource) -> None:
+def _put(gathered: dict[str, StoredTensor | TensorSource], stem: str, codes: StoredTensor, source: TensorSource) -> None:
     name = f"{stem}.weight"
     if name in gathered:
-        raise ModelFileError(f"tensor {quote(name)} is there twice: quantized, and as it is")
+        raise ModelFileError(f"{codes.file.path}: tensor {quote(name)} is there twice: quantized, and as it is")
     gathered[name] = source

@@ -323,6 +323,15 @@ def test_fp8(tmp_path: Path, config: dict[str, Any], name: str, scale: NDArray[n
         assert (values(folder, "blk.0.ffn_gate.weight") == E4M3_VALUES[codes].astype(np.float64) * used).all()
 
 
+def test_fp8_with_blocks_larger_than_the_matrix(tmp_path: Path) -> None:
+    codes = finite_codes()
+    parts = {"weight": e4m3(codes), "weight_scale_inv": stored("F32", POWERS[:, :1])}
+    path = quantized_folder(tmp_path / "f", {LAYER: parts}, FP8 | {"weight_block_size": [32, 2**31 - 1]})
+    with open_model(path) as folder:
+        used = np.repeat(POWERS[:, :1], 32, axis=0)
+        assert (values(folder, "blk.0.ffn_gate.weight") == E4M3_VALUES[codes].astype(np.float64) * used).all()
+
+
 def blocks(*sizes: Any) -> dict[str, Any]:
     weights = [{"num_bits": 8, "type": "float", "block_structure": size} for size in sizes]
     return COMPRESSED | {"config_groups": {f"group_{i}": {"weights": group} for i, group in enumerate(weights)}}
@@ -385,7 +394,7 @@ ROWS_4 = packed_rows(np.zeros((ROWS, COLUMNS), np.int64), np.ones((ROWS, 2), np.
         (GPTQ, packed(scales=stored("BF16", np.full((2, 96), 1e30))), "its scales are no float16 numbers"),
         (GPTQ, packed(g_idx=ints(np.arange(64) % 2)), r"columns of its groups are not in order \(desc_act\)"),
         (GPTQ, packed(g_idx=ints(np.zeros(63))), r"its g_idx is I32 \[63\], not I32 of \[64\]"),
-        (GPTQ, packed(weight=stored("F32", np.ones((96, 64)))), "is there twice"),
+        (GPTQ, packed(weight=stored("F32", np.ones((96, 64)))), r"safetensors: tensor .* is there twice"),
         (GPTQ | {"bits": 8}, gptq(*random_layer(bits=8), bits=8), "zeros from .* fit no format without loss"),
         (AWQ | {"bits": 8}, awq(*random_layer()), r"'bits' \(8\) is not read"),
         (AWQ | {"version": "gemv"}, awq(*random_layer()), r"'version' \('gemv'\) is not read"),
