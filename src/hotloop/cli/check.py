@@ -44,7 +44,7 @@ def command(
 
     path = require_model(model, yes=yes)
     with open_quantized(path, quantize, threads=threads) as model_file:
-        ids = Tokenizer.from_metadata(model_file.metadata).encode(quality_text())[:tokens]
+        ids = Tokenizer.of_model(model_file).encode(quality_text())[:tokens]
         result = check_model(model_file, ids, threads=threads, isa=isa or "", report=tell)
     for check in result.checks:
         relation = "of" if check.limit == 1 else "at most"

@@ -69,7 +69,7 @@ def _model_facts(model_file: ModelFile, max_model_len: int | None) -> dict[str, 
 
     try:
         model = load_model_spec(model_file)
-        Tokenizer.from_metadata(model_file.metadata)
+        Tokenizer.of_model(model_file)
         recommended = recommended_sampling(model_file.path, model_file)
     except ModelFileError as error:
         return {"runs": False, "reason": str(error)}

@@ -35,7 +35,7 @@ def quality_report(source: ModelFile, result: ModelFile, threads: int | None) ->
         )
     parameters = sum(prod(info.shape) for info in source.tensors.values())
     most = max(int(_OPERATIONS / (2 * parameters)), _LEAST_TOKENS)
-    ids = Tokenizer.from_metadata(result.metadata).encode(quality_text())[: min(most, context_tokens)]
+    ids = Tokenizer.of_model(result).encode(quality_text())[: min(most, context_tokens)]
     reference = native_logits(source, ids, activations="int8", threads=threads)
     with np.errstate(all="ignore"):
         distance = measure(ids, reference, native_logits(result, ids, activations="int8", threads=threads))

@@ -49,4 +49,4 @@ def build_core(model_file: ModelFile, config: EngineConfig, grammars: GrammarCom
 
 def _tokenizer(path: Path) -> Tokenizer:
     with open_model(path) as model_file:
-        return Tokenizer.from_metadata(model_file.metadata)
+        return Tokenizer.of_model(model_file)

@@ -59,7 +59,7 @@ def load_engine(model: str | Path, options: Mapping[str, Any], progress: Progres
     config = engine_config(options)
     ceiling = read_ceiling(config.num_threads)  # first: measuring takes memory that the weights are to have
     with open_quantized(path, config.quantize, threads=config.num_threads, progress=progress) as model_file:
-        tokenizer = Tokenizer.from_metadata(model_file.metadata)
+        tokenizer = Tokenizer.of_model(model_file)
         grammars = GrammarCompiler(lambda: tokenizer)
         recommended = recommended_sampling(model, model_file)
         built = build_core(model_file, config, grammars)

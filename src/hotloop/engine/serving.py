@@ -37,7 +37,7 @@ def start_engine_process(
     client = SupervisedClient(path, config, watchdog_s=watchdog_s, module=module)
     try:
         with open_model(path) as model_file:  # while the engine loads the weights
-            tokenizer = Tokenizer.from_metadata(model_file.metadata)
+            tokenizer = Tokenizer.of_model(model_file)
             recommended = recommended_sampling(model, model_file)
         client.wait_until_ready()
         inputs = input_processor(path, tokenizer, recommended, client.info)

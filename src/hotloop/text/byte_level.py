@@ -1,5 +1,8 @@
 """Byte-level BPE: pipelines from vocabularies, and the byte alphabet."""
 
+import re
+from collections.abc import Iterable
+
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
@@ -12,12 +15,33 @@ from hotloop.text.vocabulary import PREFIX, TokenType, Vocabulary
 _FASTER = {r"\s+$": r"(?<!\s)\s+$"}
 
 
-def _pre_tokenizer(scheme: PreTokenizer, add_prefix_space: bool) -> pre_tokenizers.PreTokenizer:
+def _pre_tokenizer(scheme: PreTokenizer, add_prefix_space: bool, control: Iterable[str]) -> pre_tokenizers.PreTokenizer:
     *splits, last = scheme.splits
     by_words = last == GPT2_WORDS  # which the byte level cuts by itself
     patterns = splits if by_words else scheme.splits
-    steps = [Split(Regex(_FASTER.get(pattern, pattern)), behavior="isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence([*steps, ByteLevel(add_prefix_space=add_prefix_space, use_regex=by_words)])
+    steps: list[pre_tokenizers.PreTokenizer] = [
+        *(Split(Regex(_FASTER.get(pattern, pattern)), behavior="isolated") for pattern in patterns),
+        ByteLevel(add_prefix_space=add_prefix_space, use_regex=by_words),
+    ]
+    if scheme.ignore_merges and (words := _words_of(control, pre_tokenizers.Sequence(steps))):
+        steps.append(Split(Regex(_beginnings(words)), behavior="isolated"))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _words_of(tokens: Iterable[str], cut: pre_tokenizers.PreTokenizer) -> list[str]:
+    """Those of several bytes that texts may have as a word, which is then cut no further."""
+    texts = [(token, token_bytes(token).decode("utf-8", "ignore")) for token in tokens if len(token) > 1]
+    return [token for token, text in texts if token in (word for word, _ in cut.pre_tokenize_str(text))]
+
+
+def _beginnings(words: Iterable[str]) -> str:
+    """A regex of a beginning of each of these words. It cuts them in two, so that none is found, if possible not even in it."""
+    known = frozenset(words)
+    cuts = []
+    for word in known:
+        size = next((k for k in range(1, len(word)) if known.isdisjoint((word[:k], word[k:]))), 1)
+        cuts.append(re.escape(word[:size]) + "(?=" + re.escape(word[size:]) + r"\z)")
+    return r"\A(?:" + "|".join(cuts) + ")"
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -58,6 +82,6 @@ def build(vocabulary: Vocabulary) -> Tokenizer:
     pipeline = Tokenizer(model)
     if scheme.normalize_nfc:
         pipeline.normalizer = normalizers.NFC()
-    pipeline.pre_tokenizer = _pre_tokenizer(scheme, vocabulary.add_space_prefix)
+    pipeline.pre_tokenizer = _pre_tokenizer(scheme, vocabulary.add_space_prefix, control)
     pipeline.decoder = decoders.ByteLevel()
     return pipeline

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import tokenizers
 import tokenizers.models
 
-from hotloop.errors import InvalidRequestError
+from hotloop.errors import InvalidRequestError, ModelFileError
 from hotloop.text import byte_level, sentencepiece
 from hotloop.text.detokenizer import Detokenizer
 from hotloop.text.vocabulary import TokenType, Vocabulary, read_vocabulary
@@ -17,6 +18,15 @@ _MAX_DECOMPOSED_CHARS_PER_BYTE = 2
 # Longer texts are encoded without Python's lock, so that other threads go on; it takes a thread pool of the library.
 _LONG_TEXT = 4096
 _SPECIAL_TYPES = frozenset((TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED))
+
+
+class ModelWithVocabulary(Protocol):
+    """The part of a model file that a tokenizer is made of."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
 
 
 class Tokenizer:
@@ -37,6 +47,14 @@ class Tokenizer:
         Raises ModelFileError naming the key that is missing, malformed or not implemented.
         """
         return cls(read_vocabulary(metadata))
+
+    @classmethod
+    def of_model(cls, model: ModelWithVocabulary) -> "Tokenizer":
+        """As `from_metadata`; errors name the file, too."""
+        try:
+            return cls.from_metadata(model.metadata)
+        except ModelFileError as error:
+            raise ModelFileError(f"{model.path}: {error}") from error
 
     def _pipeline(self, pipeline: tokenizers.Tokenizer, *, parse_special: bool) -> tokenizers.Tokenizer:
         control = self._vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)

@@ -19,6 +19,7 @@ from hotloop.errors import InvalidRequestError, ModelFileError
 from hotloop.text.detokenizer import Detokenizer
 from hotloop.text.tokenizer import Tokenizer
 from hotloop.weights.gguf import GGUFFile
+from hotloop.weights.gguf_writer import write_gguf
 from nasty_corpus import nasty_corpus
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -171,6 +172,21 @@ def test_merges_that_would_make_a_control_token_are_left_out() -> None:
     assert tokenizer.encode("<->", parse_special=True) == [503]
 
 
+@pytest.mark.parametrize("pre", ["llama-bpe", "tekken"])
+def test_control_tokens_that_are_words_are_not_found_whole(pre: str) -> None:
+    """Vocabularies that take a word without its merges if it is a token."""
+    metadata = small_metadata("small_bpe", pre=pre)
+    words = ["Assistant", "sistant", "\u0120User", "...", "\u010a\u010a", "\u00c3\u012b"]  # the last: É
+    metadata["tokenizer.ggml.tokens"] += words
+    metadata["tokenizer.ggml.token_type"] = np.append(metadata["tokenizer.ggml.token_type"], [3] * len(words))
+    tokenizer = Tokenizer.from_metadata(metadata)
+    for text in ("Assistant", "sistant", "a User", "...", "x\n\n", "\u00c9", "the Assistant User...\n\nAssistant"):
+        ids = tokenizer.encode(text, add_special=False)
+        assert not any(map(tokenizer.is_special, ids)), text
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.encode("Assistant", parse_special=True) == [502]
+
+
 def test_bos_is_added_as_the_metadata_says_and_never_doubled() -> None:
     assert small_bpe().encode("a")[:1] != [1]
     tokenizer = small_spm()
@@ -232,6 +248,15 @@ def test_lone_surrogates_are_refused_with_their_position(text: str, position: in
 def test_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"token id {token_id} is outside the vocabulary of 502"):
         small_bpe().decode([token_id])
+
+
+def test_the_tokenizer_of_a_model_names_its_file_in_errors(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", small_metadata("small_bpe", pre="none"), {})
+    with (
+        GGUFFile.open(tmp_path / "model.gguf") as model,
+        pytest.raises(ModelFileError, match=r"model\.gguf: tokenizer\.ggml\.pre is 'none'"),
+    ):
+        Tokenizer.of_model(model)
 
 
 def test_an_unknown_pre_tokenizer_lists_the_known_ones() -> None:  # known fault B94

@@ -47,6 +47,10 @@ def read_definition(definition: Mapping[str, Any], path: Path) -> Pieces:
         joined = [f"{left} {right}" for left, right in merges]
         if odd := next((pair for pair in merges if " " in pair[0] + pair[1]), None):
             raise ModelFileError(f"{path}: the merge {odd!r:.80} holds a space, which no byte-level token does")
+        if odd := next(((a, b) for a, b in merges if not (a in ids and b in ids and a + b in ids)), None):
+            raise ModelFileError(
+                f"{path}: the merge {odd!r:.80} joins or makes no tokens of the vocabulary; take both from one release"
+            )
         return Pieces("gpt2", texts, {}, added, prefix, pipeline.pre, joined, same_normalizer=True, around=around)
     if not model.get("byte_fallback"):
         raise ModelFileError(f"{path}: a SentencePiece vocabulary without byte_fallback; hotloop needs it")

@@ -83,6 +83,7 @@ def test_special_tokens_of_an_older_folder(tmp_path: Path) -> None:
         ("merges.txt", HEAD.encode() + b"a b\n\nc d\n", "merges.txt: line 3 must be two tokens with a space between, not ''"),
         ("merges.txt", b"a b c", "merges.txt: line 1 must be two tokens"),
         ("merges.txt", b"a ", "merges.txt: line 1 must be two tokens"),
+        ("merges.txt", b"a zq", "vocab.json: the merge .'a', 'zq'. joins or makes no tokens of the vocabulary"),
         ("vocab.json", b"{}", "vocab.json: model.vocab must be a non-empty object"),
         ("vocab.json", b'{"<|endoftext|>": []}', r"vocab.json: model.vocab\['<.endoftext.>'\] must be a token id"),
         (
