@@ -158,6 +158,8 @@ class GrammarCompiler:
             return self._ends
 
     def _tables(self) -> tuple[LLTokenizer, TokenIndex]:
+        if self._made is not None:  # without the lock: a step asks, and must not wait for what is made under it
+            return self._made
         from llguidance import LLTokenizer, TokenizerWrapper
 
         with self._table_lock:

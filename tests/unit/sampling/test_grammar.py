@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from hotloop.errors import HotloopError, InvalidRequestError
+from hotloop.sampling import grammar
+from hotloop.sampling.closing import Closing
 from hotloop.sampling.grammar import GrammarCompiler, GrammarConstraint
 from hotloop.structured_outputs import StructuredOutputsParams
 from hotloop.text.tokenizer import Tokenizer
@@ -358,3 +360,27 @@ def test_a_draft_that_is_too_complex_leaves_no_trace(compiler: GrammarCompiler) 
     assert drafting.is_complete
     with pytest.raises(InvalidRequestError, match="items"):
         form_.start().sync([*output, x])
+
+
+def test_a_step_does_not_wait_for_what_is_being_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tokenizer_of("byte level")
+    compiler = GrammarCompiler(lambda: tokenizer)
+    compiler.token_index()
+    is_asking, go_on = threading.Event(), threading.Event()
+
+    def closing(written: Any) -> Closing:
+        is_asking.set()
+        assert go_on.wait(30)
+        return Closing(written)
+
+    monkeypatch.setattr(grammar, "Closing", closing)
+    compiling = threading.Thread(target=compiler.compile, args=(form(json_object=True, finish_within=5),))
+    compiling.start()
+    assert is_asking.wait(30)
+    asking = threading.Thread(target=compiler.token_index)
+    asking.start()
+    asking.join(10)
+    waited = asking.is_alive()
+    go_on.set()
+    compiling.join()
+    assert not waited
