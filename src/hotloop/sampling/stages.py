@@ -118,7 +118,7 @@ class _InForm:
 class StagedConstraint:
     """Goes through stages; implements `Constraint`. thinking: what comes first if the answer begins with that marker, in any
     tokens. begin_ids: where the first stage is a form, the tokens that may begin thinking in its place. max_tokens: of the
-    whole answer, None if nobody knows."""
+    whole answer, None if nobody knows. text_of: of tokens, as the readers of the answer see them."""
 
     def __init__(
         self,
@@ -131,7 +131,6 @@ class StagedConstraint:
         text_of: TextOf,
         begin_ids: Collection[int] = (),
     ) -> None:
-        """text_of: of tokens, as the readers of the answer see them."""
         self._index = index
         self._text_of = text_of
         self._stop_token_ids = frozenset(stop_token_ids)
@@ -309,8 +308,8 @@ class Form:
         text_of: TextOf | None = None,
     ) -> Constraint:
         """The constraint of one request. stop_token_ids: end it, and are allowed where that may be only. thinking: comes before
-        the form. max_tokens: of the whole answer, None if nobody knows. text_of: of tokens as its
-        readers see them, if some are hidden."""
+        the form. max_tokens: of the whole answer, None if nobody knows. text_of: of tokens as its readers see them, if some are
+        hidden."""
         begin_ids: Collection[int] = ()
         begin, first = None, self._first
         if thinking is None:
