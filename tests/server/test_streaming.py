@@ -285,4 +285,4 @@ def test_many_logprobs_are_put_into_words_off_the_event_loop(
         assert stream(client, COMPLETIONS, body)[-1]["choices"][0]["finish_reason"] == "length"
     else:
         assert len(client.post(COMPLETIONS, json=body).json()["choices"][1]["logprobs"]["tokens"]) == 303
-    assert threads[300] == "uvloop_0"  # of the loop's executor, not of the loop
+    assert threads[300].startswith("uvloop_")  # of the loop's executor, not of the loop
