@@ -53,6 +53,22 @@ def test_blocks_of_rejected_drafts_are_not_kept_for_another_time() -> None:
     assert batch.block_tables[0][1, :5].tolist() == [1, 2, 3, 20, 21]
 
 
+def test_a_block_that_was_copied_while_the_request_was_in_another_row() -> None:
+    """It forks in row 1, copies its last block in row 0, and comes back to row 1 when that block is behind it."""
+    builder = BatchBuilder([4], max_requests=4, max_tokens=32, max_model_len=100)
+    a, b = make_request("a", [1] * 6), make_request("b", [1] * 6)
+    a.output_token_ids, b.output_token_ids = [5] * 9, [5] * 9
+    tables = {"a": [[9, 10]], "b": [[1, 2]]}
+    others = [ScheduledRequest(a, 6, 1, True)]
+    builder.build([*others, ScheduledRequest(b, 0, 6, True)], tables.__getitem__)
+    tables["b"] = [[1, 20]]
+    for start in (6, 7):
+        builder.build([ScheduledRequest(b, start, 1, True)], tables.__getitem__)
+    tables["b"] = [[1, 20, 21]]
+    batch = builder.build([*others, ScheduledRequest(b, 8, 1, True)], tables.__getitem__)
+    assert batch.block_tables[0][1, :3].tolist() == [1, 20, 21]
+
+
 @pytest.mark.parametrize(("caching", "guessing"), [(True, False), (False, False), (True, True), (False, True)])
 @pytest.mark.parametrize("groups", GROUPS)
 def test_it_makes_the_plain_batches(groups: str, caching: bool, guessing: bool) -> None:

@@ -35,7 +35,7 @@ class BatchBuilder:
         self._slots = [np.zeros(max_tokens, np.int64) for _ in block_sizes]
         self._owners: list[Request | None] = [None] * max_requests
         self._preemptions = [0] * max_requests
-        self._written = [[0] * max_requests for _ in block_sizes]  # block ids that are in the row and stay
+        self._settled = [[0] * max_requests for _ in block_sizes]  # block ids that are in the row and stay
 
     def build(
         self, scheduled: Sequence[ScheduledRequest], block_tables: Callable[[RequestId], BlockTables]
@@ -50,7 +50,7 @@ class BatchBuilder:
         for row, (request, begin, num_new, draws, scores, num_drafts) in enumerate(scheduled):
             end = begin + num_new
             tables = block_tables(request.request_id)
-            self._keep_tables(row, request, tables, begin)
+            self._keep_tables(row, request, tables, end - num_drafts)
             if num_new == 1:
                 num_prompt = len(request.prompt_token_ids)
                 token_ids.append(
@@ -66,8 +66,6 @@ class BatchBuilder:
                 where = np.arange(begin, end)
                 positions += range(begin, end)
                 for group, size in enumerate(self._block_sizes):
-                    if num_drafts:
-                        self._written[group][row] = begin // size + 1  # blocks of drafts may be others next time
                     blocks = self._tables[group][row][where // size].astype(np.int64)
                     slots[group] += (blocks * size + where % size).tolist()
             if scores:
@@ -97,22 +95,19 @@ class BatchBuilder:
         )
 
     def _keep_tables(self, row: int, request: Request, tables: BlockTables, num_computed: int) -> None:
-        """Bring row ``row`` of every group's table up to date."""
+        """Bring row ``row`` of every group's table up to date. num_computed: after this step, whatever becomes of drafts."""
         same = self._owners[row] is request and self._preemptions[row] == request.num_preemptions
         if not same:
             self._owners[row] = request
             self._preemptions[row] = request.num_preemptions
-        for group, table in enumerate(tables):
-            written = self._written[group]
-            begin = min(written[row], num_computed // self._block_sizes[group]) if same else 0
-            end = len(table)
-            array = self._tables[group][row]
+        for settled, size, array, table in zip(self._settled, self._block_sizes, self._tables, tables, strict=True):
+            begin, end = settled[row] if same else 0, len(table)
             if end - begin <= 3:  # single items beat a slice
                 for i in range(begin, end):
-                    array[i] = table[i]
+                    array[row, i] = table[i]
             else:
-                array[begin:end] = table[begin:end]
-            written[row] = end
+                array[row, begin:end] = table[begin:end]
+            settled[row] = num_computed // size  # the next one may be copied while it is in another row
 
     def forget(self) -> None:
         """Let go of the requests of the last batch."""
