@@ -54,6 +54,12 @@ def test_a_folder_that_is_quantized_on_the_way(tmp_path: Path) -> None:
     assert result.isas == ("scalar",)
 
 
+def test_of_a_text_as_much_as_the_model_has_positions_for(tmp_path: Path) -> None:
+    result = result_of(write_tiny_model(tmp_path / "tiny.gguf", "gpt2", context_length=16), isa="scalar")
+    assert result.passed
+    assert result.positions == 16 < len(IDS)
+
+
 def test_of_a_large_model_the_first_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf", num_layers=3, formats="Q8_0")
     monkeypatch.setattr(check, "_MAX_WEIGHTS", 3 * 300 * 64 + 2 * 32_000)

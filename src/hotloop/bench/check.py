@@ -88,14 +88,15 @@ class CheckResult:
 def check_model(
     model_file: ModelFile, token_ids: Sequence[int], *, threads: int | None = None, isa: str = "", report: Report
 ) -> CheckResult:
-    """token_ids: [T <= 64], the text to compute. isa: "" for every kernel set of this machine, else this one and scalar.
-    report: told what goes on.
+    """token_ids: [T <= 64], the text to compute, cut to the model's context. isa: "" for every kernel set of this machine, else
+    this one and scalar. report: told what goes on.
 
     Layers are left out, from the end, where a model has so many weights that the reference would take minutes.
     Raises: ModelFileError, CapacityError, InvalidRequestError (an unusable kernel set).
     """
     assert 2 <= len(token_ids) <= CHUNK_TOKENS
     spec = load_model_spec(model_file)
+    token_ids = token_ids[: spec.config.context_length]
     num_layers, num_weights = _affordable(spec, model_file)
     layers = None if num_layers == spec.config.num_layers else range(num_layers)
     isas = tuple(_native.usable_isas()) if not isa else tuple(dict.fromkeys((choose_kernel_set(isa), "scalar")))

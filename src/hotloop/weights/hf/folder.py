@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.errors import ModelFileError
-from hotloop.quant.formats import WEIGHT_FORMATS
+from hotloop.quant.formats import WEIGHT_FORMATS, dequantize
 from hotloop.weights.hf.architecture import Architecture, Rule
 from hotloop.weights.hf.config import HFConfig
 from hotloop.weights.hf.configuration import read_configuration
@@ -24,6 +24,8 @@ from hotloop.weights.hf.tokenizer import tokenizer_metadata
 from hotloop.weights.model_file import MetadataValue, ModelFile, TensorInfo, quote
 from hotloop.weights.model_folder import companions
 from hotloop.weights.safetensors import StoredTensor
+
+_COMPARED_ELEMENTS = 1 << 22  # of two matrices, at a time
 
 
 class HFFolder(ModelFile):
@@ -74,12 +76,14 @@ class HFFolder(ModelFile):
         config.check_all_used(architecture.harmless)
         shards = open_shards(path)
         try:
-            names = Names(architecture, path, tied)
+            names = Names(architecture, path)
             sources: dict[str, TensorSource] = {name: InMemory(values) for name, values in generated.items()}
             for source_name, stored in gather_weights(shards.tensors, quantization).items():
                 if (name := names.translate(source_name)) is not None:
                     heads = _num_heads(metadata, architecture, names.rule(name))
                     sources[name] = _source(stored, names.rule(name), heads, f"{path}: tensor {quote(source_name)}")
+            if tied and _is_copy(sources.get("output.weight"), sources.get("token_embd.weight")):
+                del sources["output.weight"]
             if not tied and "output.weight" not in sources:
                 raise ModelFileError(
                     f"{path}: the tensor {names.source('output.weight')} is missing, and tie_word_embeddings is false"
@@ -120,6 +124,22 @@ class HFFolder(ModelFile):
 
     def close(self) -> None:
         self._shards.close()
+
+
+def _is_copy(head: TensorSource | None, embedding: TensorSource | None) -> bool:
+    """Whether there is a head that has the values of the embedding. One that differs is used, as transformers does, whatever
+    the configuration says."""
+    if head is None or embedding is None or head.shape != embedding.shape or len(head.shape) != 2:
+        return False
+    rows, columns = head.shape
+    step = max(_COMPARED_ELEMENTS // columns, 1)
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        shape = (stop - start, columns)
+        values, others = (dequantize(each.format, each.read_rows(start, stop), shape) for each in (head, embedding))
+        if not np.array_equal(values, others):
+            return False
+    return True
 
 
 def _num_heads(metadata: Mapping[str, Any], architecture: Architecture, rule: Rule) -> int:

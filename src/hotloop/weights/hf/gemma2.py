@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, dense_metadata, head_size
+from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, dense_metadata
 from hotloop.weights.hf.config import HFConfig
 from hotloop.weights.hf.gemma3 import GEMMA_NORMS, attention_scale, sliding_layers, softcap
 from hotloop.weights.hf.rope import rope_section, rope_type
@@ -23,7 +23,7 @@ def _metadata(config: HFConfig) -> Metadata:
     slides = sliding_layers(config, _PERIOD)
     if slides != [i % _PERIOD == 0 for i in range(len(slides))]:
         metadata["attention.sliding_window_pattern"] = np.array(slides)
-    return metadata | attention_scale(config, head_size(config))
+    return metadata | attention_scale(config)
 
 
 ARCHITECTURE = Architecture(

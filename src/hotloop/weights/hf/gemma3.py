@@ -8,7 +8,6 @@ from hotloop.weights.hf.architecture import (
     LLAMA_TENSORS,
     Architecture,
     Metadata,
-    head_size,
     num_layers,
     plus_one,
     sizes,
@@ -40,7 +39,7 @@ def _metadata(config: HFConfig) -> Metadata:
     metadata |= _sliding_layers(config)
     if config.has("final_logit_softcapping"):
         metadata["final_logit_softcapping"] = softcap(config, "final_logit_softcapping")
-    return metadata | attention_scale(config, head_size(config))
+    return metadata | attention_scale(config)
 
 
 def softcap(config: HFConfig, name: str) -> float:
@@ -63,12 +62,12 @@ def sliding_layers(config: HFConfig, period: int) -> list[bool]:
     return [t == "sliding_attention" for t in layer_types]
 
 
-def attention_scale(config: HFConfig, head_dim: int) -> Metadata:
-    """attention.scale where query_pre_attn_scalar is another than the head_dim that a missing key stands for."""
+def attention_scale(config: HFConfig) -> Metadata:
+    """attention.scale. It is stated always: what a missing key stands for depends on the number of layers."""
     scalar = config.number("query_pre_attn_scalar")
     if scalar <= 0:
         raise config.error("query_pre_attn_scalar", "must be greater than 0")
-    return {} if scalar == head_dim else {"attention.scale": float(np.float32(1 / math.sqrt(scalar)))}
+    return {"attention.scale": float(np.float32(1 / math.sqrt(scalar)))}
 
 
 def _sliding_layers(config: HFConfig) -> Metadata:

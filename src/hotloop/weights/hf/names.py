@@ -13,10 +13,9 @@ from hotloop.weights.model_file import quote
 class Names:
     """Names of one class: from the folder's to GGUF's and back. sources: GGUF name -> folder's, of what was translated."""
 
-    def __init__(self, architecture: Architecture, path: Path, tied: bool) -> None:
+    def __init__(self, architecture: Architecture, path: Path) -> None:
         self._architecture = architecture
         self._path = path
-        self._tied = tied
         rules = {name: _as_rule(rule) for name, rule in architecture.tensors.items()}
         self._rules = rules | {"output": Rule(architecture.head[0])}
         self._by_source = {rule.source: name for name, rule in rules.items()}
@@ -35,8 +34,6 @@ class Names:
                 f"{self._path}: tensor {quote(source)} is not implemented for {self._architecture.name}, and may change "
                 f"the result"
             )
-        if name == "output" and self._tied:
-            return None  # the embedding takes its place, as where the checkpoint was made
         name = f"{name}.{suffix}"
         if (other := self.sources.get(name)) is not None:
             raise ModelFileError(f"{self._path}: tensors {quote(other)} and {quote(source)} are one and the same: {name}")

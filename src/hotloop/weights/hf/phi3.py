@@ -2,6 +2,7 @@
 
 from hotloop.weights.hf.architecture import LLAMA_TENSORS, Architecture, Metadata, dense_metadata
 from hotloop.weights.hf.config import HFConfig
+from hotloop.weights.hf.rope import rope_section, rope_type
 
 _SPLIT = ("blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v", "blk.{}.ffn_gate")
 
@@ -11,6 +12,9 @@ def _metadata(config: HFConfig) -> Metadata:
         config.require(name, None, False)
     for name in ("full_attn_mod", "interpolate_factor"):
         config.require(name, None, 1)
+    section = rope_section(config)
+    if rope_type(section) not in ("default", "longrope"):  # the class has no other
+        raise section.error("rope_type", "is not implemented for phi3; hotloop knows default and longrope")
     metadata = dense_metadata(config, partial_rotary=True, attention="window")
     metadata.pop("rope.scaling.type", None)  # the tensors of divisors say it
     original = config.size("original_max_position_embeddings", config.size("max_position_embeddings"))

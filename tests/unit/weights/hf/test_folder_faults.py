@@ -10,6 +10,7 @@ import pytest
 
 from hotloop.errors import ModelFileError, ModelNotFoundError
 from hotloop.models.registry import load_model_spec
+from hotloop.quant.formats import dequantize
 from hotloop.weights.hf.shards import INDEX
 from hotloop.weights.model_file import ModelFile
 from hotloop.weights.open_model import open_model
@@ -211,8 +212,20 @@ def test_what_no_size_explains_is_blamed_on_none(tmp_path: Path, tensors: dict[s
 
 def test_a_missing_head_is_not_taken_for_a_tied_one(tmp_path: Path) -> None:
     refused(write_tiny_folder(tmp_path / "f", tensors={"lm_head.weight": None}), "lm_head.weight is missing, and tie_word")
-    tied = write_tiny_folder(tmp_path / "t", tied=True, tensors={"lm_head.weight": stored("F32", np.ones((300, 64)))})
-    assert "output.weight" not in load(tied).tensors  # the class ignores it, too
+
+
+def test_a_head_beside_a_tied_embedding(tmp_path: Path) -> None:
+    """A copy of the embedding is left out; a matrix of its own is used, as transformers does."""
+    for name, dtype, changed in (("copy", "BF16", ()), ("own", "F32", (299,))):
+        folder = write_tiny_folder(tmp_path / name, tied=True, dtype="BF16")
+        with load(folder) as model:
+            shape = model.tensors["token_embd.weight"].shape
+            head = dequantize("BF16", model.read("token_embd.weight"), shape)
+        head[[*changed]] += 1
+        write_tiny_folder(folder, tied=True, dtype="BF16", tensors={"lm_head.weight": stored(dtype, head)})
+        with load(folder) as model:
+            assert ("output.weight" in model.tensors) == bool(changed)
+            assert load_model_spec(model).config.tied_embeddings == (not changed)
 
 
 def test_a_tensor_of_another_shape(tmp_path: Path) -> None:

@@ -51,6 +51,12 @@ def test_gemma2_caps_and_layers(tmp_path: Path) -> None:
     assert pattern.tolist() == [False, True, False, False]
 
 
+def test_gemma2_of_as_many_layers_as_the_27b(tmp_path: Path) -> None:
+    """Its scale is that of its own query_pre_attn_scalar, also where that is the head_dim."""
+    with open_model(write_tiny_folder(tmp_path / "f", "gemma2", num_layers=46, head_dim=32)) as model:
+        assert load_model_spec(model).config.attention_scale == float(np.float32(32**-0.5))
+
+
 @pytest.mark.parametrize("name", ["phi3-long-gqa-tied", "phi3-short-window"])
 def test_phi3_states_rope_in_four_ways(name: str, tmp_path: Path) -> None:
     case = case_of(name)
@@ -136,6 +142,8 @@ def test_a_list_of_every_layers_attention_may_say_what_the_class_does(
         ("gemma3", {"rope_scaling": {"rope_type": "longrope"}}, "'rope_type' .* gemma3"),
         ("gemma2", {"layer_types": ["sliding_attention"]}, "'layer_types' .* list of 4"),
         ("phi3", {"full_attn_mod": 2}, "'full_attn_mod'"),
+        ("phi3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'rope_type' .'yarn'. is not implemented for phi3"),
+        ("phi3", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "'rope_type' .'linear'. is not implemented"),
         ("phi3", {"lm_head_bias": True}, "'lm_head_bias'"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.7}, "head_dim": 16}, "must be even"),
         ("gemma2", {"attn_logit_softcapping": 0.0}, "'attn_logit_softcapping' .0.0. must be greater than 0, or null"),
