@@ -263,10 +263,12 @@ def test_inspect_tells_what_a_model_needs(environment: dict[str, str], model: Pa
 
 
 def test_inspect_says_why_a_model_does_not_run(environment: dict[str, str], tmp_path: Path) -> None:
-    odd = write_tiny_model(tmp_path / "odd.gguf", "llama", metadata={"llama.rope.scaling.type": "spiral"})
+    metadata = {"llama.rope.scaling.type": "spiral", "general.name": "a\x1b[31mb"}
+    odd = write_tiny_model(tmp_path / "odd.gguf", "llama", metadata=metadata)
     facts = json.loads(run(environment, "inspect", odd, "--json").stdout)
     assert facts["runs"] is False
     assert "spiral" in facts["reason"]
+    assert r"a\x1b[31mb" in run(environment, "inspect", odd).stdout
 
 
 def test_machine_reports_the_ceiling(environment: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from hotloop.cli import options as opt
+from hotloop.cli.terminal import printable
 
 if TYPE_CHECKING:
     from hotloop.kv_cache.layout import KVLayout
@@ -136,4 +137,4 @@ def _print(facts: dict[str, Any]) -> None:
                                f"{facts['read_bandwidth_ceiling_bytes_per_s'] / 1e9:.1f} GB/s"),
         ]  # fmt: skip
     for name, value in lines:
-        print(f"{name:<15} {value}")
+        print(printable(f"{name:<15} {value}"))

@@ -61,8 +61,15 @@ class GGUFFile(ModelFile):
         """
         path = Path(path)
         paths = _part_paths(path)
-        parts = [_open_part(part) for part in paths]
-        _check_parts(paths, [part.header for part in parts])
+        parts: list[_Part] = []
+        try:
+            for part_path in paths:
+                parts.append(_open_part(part_path))
+            _check_parts(paths, [part.header for part in parts])
+        except BaseException:
+            for part in parts:
+                part.file.close()
+            raise
         return cls(path, paths, parts)
 
     def number_type(self, key: str) -> np.dtype[Any] | None:

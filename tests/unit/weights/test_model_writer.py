@@ -16,10 +16,20 @@ from hotloop.errors import InvalidRequestError, ModelFileError
 from hotloop.weights import model_writer
 from hotloop.weights.gguf import GGUFFile
 from hotloop.weights.model_writer import write_model
+from hotloop.weights.open_model import open_model
 from hotloop.weights.quantized_model import open_quantized
+from tiny_folders import write_tiny_folder
 from tiny_models import write_tiny_model
 
 Usage = namedtuple("Usage", "total used free")
+
+
+def test_of_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / os.fsdecode(b"odd\xff"))
+    with open_model(folder) as model:
+        write_model(model, tmp_path / "out.gguf")
+    with GGUFFile.open(tmp_path / "out.gguf") as written:
+        assert written.metadata["general.name"] == "odd\ufffd"
 
 
 @pytest.fixture

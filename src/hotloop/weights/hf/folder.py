@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ class HFFolder(ModelFile):
             embedding = sources.get("token_embd.weight")
             metadata |= tokenizer_metadata(path, embedding.shape[0] if embedding and embedding.shape else None)
             metadata |= sampling_metadata(path)
-            metadata |= {"general.architecture": architecture.name, "general.name": path.resolve().name}
+            metadata |= {"general.architecture": architecture.name, "general.name": _text(path.resolve().name)}
             return cls(path, shards, metadata, sources, names, config)
         except BaseException:
             shards.close()
@@ -140,6 +141,11 @@ def _is_copy(head: TensorSource | None, embedding: TensorSource | None) -> bool:
         if not np.array_equal(values, others):
             return False
     return True
+
+
+def _text(file_name: str) -> str:
+    """A file's name, which need be no text, as one."""
+    return os.fsencode(file_name).decode(errors="replace")
 
 
 def _num_heads(metadata: Mapping[str, Any], architecture: Architecture, rule: Rule) -> int:
