@@ -40,6 +40,10 @@ _MAX_FORMS = 16  # kept compiled
 # The constraints of a grammar share its lexer, which remembers the states it was in: so few that they hardly fill it together.
 _MAX_CONSTRAINTS = 64
 _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
+# Work for a mask and the tokens up to the next one: some 30 ms at worst, and ordinary forms do not come near. Of an answer that
+# is resumed, many tokens come at once: masks are computed between them, for the work that they give.
+_LEXER_FUEL = 1_000_000
+_MAX_TOKENS_BETWEEN_MASKS = 4
 # Steps of a parser are quadratic in the items of a row. Schemas give long but simple rows, one item for each property that
 # may come next; of a grammar that anybody may write, 500 keep the slowest step near 15 ms.
 _MAX_ROW_ITEMS_OF_SCHEMAS, _MAX_ROW_ITEMS_OF_GRAMMARS = 2000, 500
@@ -174,8 +178,8 @@ def _limits(max_row_items: int) -> LLParserLimits:
     from llguidance import LLParserLimits
 
     return LLParserLimits(
-        max_items_in_row=max_row_items, max_lexer_states=_MAX_LEXER_STATES, initial_lexer_fuel=300_000,
-        step_lexer_fuel=100_000, max_grammar_size=200_000, verbose_errors=False,
+        max_items_in_row=max_row_items, max_lexer_states=_MAX_LEXER_STATES, initial_lexer_fuel=_LEXER_FUEL,
+        step_lexer_fuel=_LEXER_FUEL, max_grammar_size=200_000, verbose_errors=False,
     )  # fmt: skip
 
 
@@ -189,6 +193,12 @@ def _reason(matcher: LLMatcher) -> str:
         _log.error("llguidance failed: %s", reason)
         return "the parser failed"
     return reason if len(reason) <= _MAX_MESSAGE else reason[:_MAX_MESSAGE] + " ..."
+
+
+def _is_exhausted(matcher: LLMatcher) -> bool:
+    """Whether the error is that the lexer has no more room, or fuel: then it refuses tokens that the mask has allowed, too."""
+    error = matcher.get_error()
+    return "lexer error" in error or "doesn't satisfy the grammar" in error
 
 
 class _TokenTable:
@@ -259,9 +269,10 @@ class Grammar:
         return GrammarConstraint(self._matcher, self._vocab_size, stop_token_ids, self._of_its_own, closing)
 
     def _of_its_own(self) -> LLMatcher:
-        """For a constraint that has found the lexer full of what others wrote."""
+        """For a constraint that has found the lexer full of what others wrote: so full, it refuses whatever it is asked."""
         self._is_full = True
-        return self._compile_again()
+        self._matcher = self._compile_again()
+        return self._matcher
 
 
 class GrammarConstraint:
@@ -289,6 +300,7 @@ class GrammarConstraint:
         self._stop_bits = stops[self._stop_words]
         self._stop_token_ids = frozenset(stop_token_ids)
         self._pushed: list[int] = []
+        self._num_since_mask = 0
 
     @property
     def is_complete(self) -> bool:
@@ -309,6 +321,7 @@ class GrammarConstraint:
     def fill_mask(self, mask: Mask) -> bool:
         mask[self._num_words :] = 0
         self._ask(lambda: self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, self._num_words * mask.itemsize))
+        self._num_since_mask = 0
         may_end = mask[self._end_word] & self._end_bit
         mask[self._end_word] &= ~self._end_bit
         closes = self._closing is not None and len(self._pushed) >= self._closing[0]
@@ -323,6 +336,10 @@ class GrammarConstraint:
         return True
 
     def push(self, token_id: int) -> None:
+        if self._num_since_mask == _MAX_TOKENS_BETWEEN_MASKS:
+            self._num_since_mask = 0
+            self._ask(lambda: self._matcher.compute_bitmask())
+        self._num_since_mask += 1
         self._ask(lambda: self._matcher.consume_token(token_id))
         self._pushed.append(token_id)
 
@@ -357,7 +374,7 @@ class GrammarConstraint:
         """Of the matcher, and again of one with a lexer of its own where it is the shared one that is full: whether an answer
         becomes too complex is up to itself."""
         ask()
-        if self._matcher.is_error() and self._compile_own is not None and "lexer error" in self._matcher.get_error():
+        if self._matcher.is_error() and self._compile_own is not None and _is_exhausted(self._matcher):
             self._beginning, self._compile_own = self._compile_own(), None
             self._begin_again(self._pushed)
             ask()

@@ -332,6 +332,18 @@ def test_an_answer_becomes_too_complex_by_itself_only() -> None:
             constraint.push(token_id)
             answer.append(token_id)
     assert compiler.compile(spec) is not shared, "whoever comes later is not to find it full"
+    (full,) = shared._grammars
+    assert full.accepts([ord("b")]), "what may follow a marker is asked of it still"
+
+
+@pytest.mark.parametrize("regex", [r"(\w+ ?){0,2000}", "((a{0,20}){0,10}){0,10}"])
+def test_an_answer_is_as_complex_where_it_is_resumed_as_where_it_goes_on(regex: str) -> None:
+    tokenizer = tokenizer_of("byte level")
+    output = [ord(c) for c in ("word aa " if "w" in regex else "aaaaaaaa") * 80]
+    going_on, resumed = (GrammarCompiler(lambda: tokenizer).compile(form(regex=regex)).start() for _ in range(2))
+    masks = [allowed(going_on, output[:length]) for length in range(len(output) + 1)]
+    assert allowed(resumed, output) == masks[-1]
+    assert output[0] in masks[-1]
 
 
 def test_an_ambiguous_grammar_ends_its_request_before_it_takes_long(compiler: GrammarCompiler) -> None:
