@@ -16,6 +16,7 @@ from hotloop.ops.protocol import QKV, Activation, Matrix, Ops, Plan, RopeStyle, 
 Output = Literal["logits", "hidden_states"]
 
 _HEAD_DIM_STEP = 16  # lanes of a float reduction: kernels take whole vectors of a head
+_MAX_HEAD_DIM = 1 << 14  # the rotations of each element are computed before the tensors are looked at
 
 
 def read_dense_config(
@@ -50,10 +51,11 @@ def read_dense_config(
     if not meta.has("attention.key_length") and hidden_size % num_heads:
         raise meta.error("embedding_length", f"is {hidden_size}, not a multiple of {num_heads} heads")
     head_dim = meta.size("attention.key_length", max(hidden_size // num_heads, 1))
-    if head_dim % _HEAD_DIM_STEP:
+    if head_dim % _HEAD_DIM_STEP or head_dim > _MAX_HEAD_DIM:
         raise meta.error(
             "attention.key_length",
-            f"(or embedding_length / head_count) is {head_dim}; attention kernels need a multiple of {_HEAD_DIM_STEP}",
+            f"(or embedding_length / head_count) is {head_dim}; attention kernels need a multiple of {_HEAD_DIM_STEP}, "
+            f"{_MAX_HEAD_DIM} at most",
         )
     if meta.size("attention.value_length", head_dim) != head_dim:
         raise meta.error("attention.value_length", f"must equal the key length {head_dim}; others are unsupported")

@@ -10,13 +10,12 @@ from hotloop.weights.model_file import ModelFile
 
 
 def weight_bytes_per_step(model: Model, model_file: ModelFile) -> int:
-    """Bytes of weights one decode step reads: every tensor once, but only one row of an embedding that is not also the
-    output matrix."""
-    total = model.weight_bytes(model_file)
-    if not model.config.tied_embeddings:
-        embedding = model_file.tensors["token_embd.weight"]
-        total -= embedding.nbytes - embedding.nbytes // embedding.shape[0]
-    return total
+    """Bytes of weights one decode step reads: every tensor once, but only one row of the embedding of positions, and of one of
+    tokens that is not also the output matrix."""
+    tables = [] if model.config.tied_embeddings else ["token_embd.weight"]
+    tables += ["position_embd.weight"] if model.config.learned_positions else []
+    others = (model_file.tensors[name] for name in tables)
+    return model.weight_bytes(model_file) - sum(table.nbytes - table.row_bytes for table in others)
 
 
 def flops_per_step(model: Model, positions: Sequence[int], num_logits_rows: int) -> int:

@@ -168,6 +168,7 @@ def test_no_window_may_be_said_of_an_architecture_without_windows(architecture: 
         ("llama.attention.head_count_kv", 3, "does not divide 4"),
         ("llama.attention.value_length", 8, "must equal the key length 16"),
         ("llama.attention.key_length", 24, "is 24; attention kernels need a multiple of 16"),
+        ("llama.attention.key_length", 1 << 30, "is 1073741824; attention kernels need a multiple of 16, 16384 at most"),
         ("llama.attention.layer_norm_rms_epsilon", -1.0, "greater than 0"),
         ("llama.rope.dimension_count", 15, "must be even"),
         ("llama.rope.dimension_count", 18, "at most the head_dim 16"),
