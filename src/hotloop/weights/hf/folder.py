@@ -71,6 +71,7 @@ class HFFolder(ModelFile):
         architecture, config = read_configuration(path)
         metadata = {f"{architecture.name}.{key}": value for key, value in architecture.metadata(config).items()}
         generated = architecture.generated(config)
+        config.require("is_causal", None, True)  # of every class
         tied = config.flag("tie_word_embeddings")
         switches = {key: config.flag(key) for key in architecture.switches}
         quantization = config.section("quantization_config")

@@ -20,7 +20,10 @@ from hotloop.weights.safetensors import StoredTensor
 
 
 class _IntegerRows(TensorSource):
-    """codes: as a class below has them. scale: [rows, groups], or one for all. bits: of a code. Symmetric only."""
+    """codes: as a class below has them. scale: [rows, groups], or one for all. bits: of a code. Symmetric only.
+
+    group_size: columns that share a scale.
+    """
 
     def __init__(self, codes: StoredTensor, scale: StoredTensor, rows: int, columns: int, bits: int) -> None:
         self._codes, self._bits = codes, bits
@@ -33,7 +36,7 @@ class _IntegerRows(TensorSource):
             )
         scales = exact_scales(scale, (1, 1) if one_for_all else (rows, groups), self._error)
         self._scales = np.broadcast_to(scales, (rows, groups))
-        self._repeats = columns // groups // GROUP_SIZE
+        self.group_size = columns // groups
         format = format_of_codes(-(1 << bits - 1), (1 << bits - 1) - 1)
         assert format is not None
         super().__init__(format, (rows, columns))
@@ -43,7 +46,7 @@ class _IntegerRows(TensorSource):
         return order_of(self._codes)
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
-        scales = np.repeat(self._scales[start:stop], self._repeats, axis=1)
+        scales = np.repeat(self._scales[start:stop], self.group_size // GROUP_SIZE, axis=1)
         return pack_codes(self.format, self._read_codes(start, stop), scales)
 
     @abstractmethod

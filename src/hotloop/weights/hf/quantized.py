@@ -178,6 +178,7 @@ def _gather_packed_rows(tensors: Tensors, quantization: HFConfig) -> Gathered:
     weights.require("type", "int")
     weights.require("symmetric", True)
     weights.require("actorder", None, "static", "weight", False)  # "group" leaves the columns out of order
+    group_size = None if weights.raw("group_size") is None else _group_size(weights)
     gathered: dict[str, StoredTensor | TensorSource] = dict(tensors)
     for name, codes in tensors.items():
         stem, _, suffix = name.rpartition(".")
@@ -186,7 +187,10 @@ def _gather_packed_rows(tensors: Tensors, quantization: HFConfig) -> Gathered:
         scale, shape = tensors.get(f"{stem}.weight_scale"), tensors.get(f"{stem}.weight_shape")
         if scale is None or shape is None:
             raise ModelFileError(f"{codes.file.path}: weight_scale or weight_shape is missing beside {quote(name)}")
-        _put(gathered, stem, codes, PackedRows(codes, scale, shape, bits))
+        rows = PackedRows(codes, scale, shape, bits)
+        if group_size not in (None, -1) and rows.group_size != group_size:
+            raise weights.error("group_size", f"contradicts the groups of {rows.group_size} columns of {quote(name)}")
+        _put(gathered, stem, codes, rows)
         for part in ("packed", "scale", "shape"):
             del gathered[f"{stem}.weight_{part}"]
     return gathered

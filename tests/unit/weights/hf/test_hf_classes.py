@@ -129,6 +129,7 @@ def test_a_list_of_every_layers_attention_may_say_what_the_class_does(
 @pytest.mark.parametrize(
     ("architecture", "config", "message"),
     [
+        ("llama", {"is_causal": False}, "'is_causal' .False. is not implemented"),
         ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}, "'no_rope_layers' .* is not implemented"),
         ("smollm3", {"no_rope_layer_interval": 2}, "'no_rope_layer_interval' .* computes 4 only"),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 8}, "'use_sliding_window'"),

@@ -430,6 +430,7 @@ ROWS_4 = packed_rows(np.zeros((ROWS, COLUMNS), np.int64), np.ones((ROWS, 2), np.
         (of_weights(num_bits=2), ROWS_4, r"'num_bits' \(2\) is not read"),
         (of_weights(symmetric=False), ROWS_4, r"'symmetric' \(False\) is not implemented"),
         (of_weights(actorder="group"), ROWS_4, r"'actorder' \('group'\) is not implemented"),
+        (of_weights(group_size=48), ROWS_4, r"'group_size' \(48\) contradicts the groups of 32 columns of"),
         (W4A16, ROWS_4 | {"weight_scale": None}, "weight_scale or weight_shape is missing beside"),
         (W4A16, ROWS_4 | {"weight_shape": ints(np.ones(2))}, r"its shape is I32 \[2\]"),
         (W4A16, ROWS_4 | {"weight_shape": ("I64", (2,), bytes(16))}, "does not hold 0 x 0 4-bit codes"),
