@@ -48,6 +48,7 @@ _MAX_TOKENS_BETWEEN_MASKS = 4
 # may come next; of a grammar that anybody may write, 500 keep the slowest step near 15 ms.
 _MAX_ROW_ITEMS_OF_SCHEMAS, _MAX_ROW_ITEMS_OF_GRAMMARS = 2000, 500
 _MAX_CIRCLE = 16  # tokens
+_MAX_BEGINNING = 4  # bytes
 _MAX_MESSAGE = 300
 
 
@@ -134,7 +135,19 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tables()[0], source.grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether there is any beginning
+            begun = self._begun(matcher)
+            return begun if begun.is_error() else matcher
         return matcher
+
+    def _begun(self, matcher: LLMatcher) -> LLMatcher:
+        """After what every answer begins with: what may come then, such as any of an object's properties, may be too much."""
+        byte_ids = self._tables()[1].byte_ids
+        begun = matcher.deep_copy()
+        for byte in matcher.deep_copy().compute_ff_bytes()[:_MAX_BEGINNING].decode("latin-1"):
+            if byte not in byte_ids or not begun.try_consume_tokens([byte_ids[byte]]) or begun.is_stopped():
+                break
+            begun.compute_bitmask()
+        return begun
 
     def _why_not(self, spec: StructuredOutputsParams, reason: str) -> str:
         """A message that says which schema is at fault, if it is one, and what inside of it."""
@@ -143,7 +156,8 @@ class GrammarCompiler:
             at_fault = self._reason(schema)
             if at_fault is not None:
                 path = fault_path(schema, partial(self._has_reason, at_fault))
-                return f"{name}{path} cannot be enforced: {at_fault}"
+                hint = "; of properties that may be left out, 400 are no problem" if "Current row has" in at_fault else ""
+                return f"{name}{path} cannot be enforced: {at_fault}{hint}"
         return f"{spec.name} cannot be enforced: {reason}"
 
     def _has_reason(self, reason: str, schema: Mapping[str, Any]) -> bool:

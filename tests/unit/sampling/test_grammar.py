@@ -346,6 +346,13 @@ def test_an_answer_is_as_complex_where_it_is_resumed_as_where_it_goes_on(regex: 
     assert output[0] in masks[-1]
 
 
+def test_more_properties_than_answers_can_choose_from_are_refused_before(compiler: GrammarCompiler) -> None:
+    properties = {f"p{i}": {"type": "integer"} for i in range(600)}
+    compiler.compile(form(json={"type": "object", "properties": properties, "required": [*properties]}))
+    with pytest.raises(InvalidRequestError, match=r"structured_outputs.json cannot .* items; .* 400 are no problem"):
+        compiler.compile(form(json={"type": "object", "properties": properties}))
+
+
 def test_an_ambiguous_grammar_ends_its_request_before_it_takes_long(compiler: GrammarCompiler) -> None:
     constraint = compiler.compile(form(grammar='start: start start start | start start | "x" | "x" "x"?')).start()
 
