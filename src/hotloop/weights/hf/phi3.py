@@ -17,8 +17,7 @@ def _metadata(config: HFConfig) -> Metadata:
         raise section.error("rope_type", "is not implemented for phi3; hotloop knows default and longrope")
     metadata = dense_metadata(config, partial_rotary=True, attention="window")
     metadata.pop("rope.scaling.type", None)  # the tensors of divisors say it
-    original = config.size("original_max_position_embeddings", config.size("max_position_embeddings"))
-    metadata.setdefault("rope.scaling.original_context_length", original)
+    config.raw("original_max_position_embeddings")  # says nothing where nothing is stretched
     metadata.setdefault("attention.sliding_window", 0)
     return metadata
 
@@ -35,6 +34,6 @@ ARCHITECTURE = Architecture(
     defaults={
         "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32,
         "hidden_act": "silu", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
+        "original_max_position_embeddings": 4096, "tie_word_embeddings": False,
     },
 )  # fmt: skip

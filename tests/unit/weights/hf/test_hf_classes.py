@@ -57,6 +57,15 @@ def test_gemma2_of_as_many_layers_as_the_27b(tmp_path: Path) -> None:
         assert load_model_spec(model).config.attention_scale == float(np.float32(32**-0.5))
 
 
+def test_phi3_stretches_4096_tokens_where_nothing_is_said(tmp_path: Path) -> None:
+    scaling = {"rope_type": "longrope", "long_factor": [2.0] * 8, "short_factor": [1.0] * 8}
+    with open_model(write_tiny_folder(tmp_path / "f", "phi3", context_length=8192, config={"rope_scaling": scaling})) as model:
+        rope = load_model_spec(model).config.layers[0].rope
+    assert rope is not None
+    assert rope.freq_factors == (2.0,) * 8
+    assert rope.attention_factor == pytest.approx(1.04083299973, rel=1e-6)  # as transformers has it
+
+
 @pytest.mark.parametrize("name", ["phi3-long-gqa-tied", "phi3-short-window"])
 def test_phi3_states_rope_in_four_ways(name: str, tmp_path: Path) -> None:
     case = case_of(name)
