@@ -30,7 +30,7 @@ class RequestClock:
         self.others_prefill_s = self.preempted_s = self.engine_overhead_s = 0.0
         self.decode_kv_bytes = 0
         self.num_decode_steps = self.num_draft_tokens = self.num_accepted_tokens = 0
-        self.step = -1  # the latest step that it took part in
+        self.step = -1  # the latest step that it took part in; steps count from 0
         self.recomputes = False  # preempted, and not yet back at the token where that happened
 
     def add_step(
@@ -41,10 +41,10 @@ class RequestClock:
         forward_s: of that, the model. others_share: the part of the step's tokens that others prefilled.
         """
         gap_s = start_s - self.mark_s
-        if self.step == step - 1:
-            self.engine_overhead_s += gap_s
-        elif self.step < 0:
+        if self.step < 0:
             self.queued_s += gap_s
+        elif self.step == step - 1:
+            self.engine_overhead_s += gap_s
         elif self.recomputes:
             self.preempted_s += gap_s
         else:
