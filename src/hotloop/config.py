@@ -1,5 +1,5 @@
 """EngineConfig: how an engine runs a model. Affects capacity and speed, never output, but for kv_dtype, quantize and
-activations."""
+activations; and what applies where a request leaves it open: recommended_sampling, tool_format, and the room there is."""
 
 from __future__ import annotations
 

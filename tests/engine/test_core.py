@@ -233,3 +233,20 @@ def test_a_deadline_ends_its_request_only(core: EngineCore) -> None:
     deltas = run(core)
     assert [d.error for d in deltas if d.request_id == "a"] == ["the request's deadline passed"]
     assert len(tokens_of(deltas, "bb")) == 3
+
+
+def test_who_expired_in_an_interrupted_step_may_have_left_since(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(batch: object) -> object:
+        raise KeyboardInterrupt
+
+    late, other = request("a"), request("bb")
+    late.deadline_s = time.perf_counter() - 1
+    core.add([late, other])
+    with monkeypatch.context() as patch:
+        patch.setattr(core.runner, "forward", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            core.step()
+    core.abort(RequestId("a"))
+    deltas = run(core)
+    assert {d.request_id for d in deltas} == {"bb"}
+    assert len(tokens_of(deltas, "bb")) == 3
