@@ -87,8 +87,11 @@ def find(reference: HubReference, deadline_s: float) -> HubSource | HubFolder:
     )
 
 
-def download(source: HubSource, target: Path, reporter: Reporter, deadline_s: float, *, announce: bool = True) -> None:
-    """Fetch one hub file into target, verified against the pinned SHA-256 or else what the hub declares.
+def download(
+    source: HubSource, target: Path, reporter: Reporter, deadline_s: float, *, announce: bool = True
+) -> str | None:
+    """Fetch one hub file into target, verified against the pinned SHA-256 or else what the hub declares; the commit that it is
+    of, where the hub says it.
 
     What an earlier try left is continued, unless the hub has another file by now.
     deadline_s bounds the wait for the hub's first answer (name lookup, connection and headers together).
@@ -128,7 +131,7 @@ def download(source: HubSource, target: Path, reporter: Reporter, deadline_s: fl
                     reporter.note(f"{name}: going on after {resumed_bytes / 1e6:,.0f} MB")
                 receive(request, name, partial, metadata.size, reporter)
                 resumed_bytes = partial.resumed_bytes
-            return
+            return metadata.commit_hash
         except WrongBytesError:
             if not resumed_bytes:
                 raise

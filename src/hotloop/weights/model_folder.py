@@ -102,17 +102,28 @@ def read_note(folder: Path) -> PullNote | None:
 
 
 def pulled_mark(file: Path) -> Path:
-    """What a pull leaves beside a GGUF file of its own: a file with its size."""
+    """What a pull leaves beside a GGUF file of its own: a file with its size and, where the hub says it, the commit."""
     return file.with_name(f".{file.name}.pulled")
 
 
-def mark_pulled(file: Path) -> None:
-    pulled_mark(file).write_text(str(file.stat().st_size))
+def mark_pulled(file: Path, commit: str | None = None) -> None:
+    pulled_mark(file).write_text(f"{file.stat().st_size} {commit or ''}".rstrip())
 
 
 def is_pulled(file: Path) -> bool:
     """Whether a pull has put the GGUF file there, and nobody another one of that name since."""
+    return bool(_mark(file))
+
+
+def pulled_commit(file: Path) -> str | None:
+    """The commit that a pull has fetched the GGUF file of; None where that is not known."""
+    return next(iter(_mark(file)[1:]), None)
+
+
+def _mark(file: Path) -> list[str]:
+    """The words of the file's mark; none where it is no such file's."""
     try:
-        return pulled_mark(file).read_text() == str(file.stat().st_size)
+        words = pulled_mark(file).read_text().split()
+        return words if words[:1] == [str(file.stat().st_size)] else []
     except (OSError, ValueError):
-        return False
+        return []

@@ -7,7 +7,7 @@ from typing import Literal
 from hotloop.errors import DownloadError
 from hotloop.weights import cache, hub, pypi
 from hotloop.weights.catalog import CatalogEntry, HubSource, catalog, size_text
-from hotloop.weights.model_folder import PullNote, mark_pulled, read_note
+from hotloop.weights.model_folder import PullNote, mark_pulled, pulled_commit, read_note
 from hotloop.weights.reference import HubReference, parse_reference, split_parts
 from hotloop.weights.resolve import locate, pulled_path, resolve
 from hotloop.weights.transfer import (
@@ -93,16 +93,18 @@ def _pull_entry(entry: CatalogEntry, source: Source, report: Reporter) -> Path:
 
 
 def _pull_from_hub(source: HubSource, target: Path, report: Reporter, deadline_s: float) -> Path:
-    """Fetch a hub file, with all other parts where it is one of a split model; the first part's path."""
+    """Fetch a hub file, with all other parts, of one commit, where it is one of a split model; the first part's path."""
     parts = split_parts(source.file)
     targets = [target] if len(parts) == 1 else [target.with_name(Path(part).name) for part in parts]
+    commit = next(filter(None, map(pulled_commit, targets)), None)  # that an earlier pull, which broke off, was of
     for part, part_target in zip(parts, targets, strict=True):
         if not part_target.is_file():
             sha256 = source.sha256 if len(parts) == 1 else None
-            part_source = HubSource(source.repo, part, source.revision, sha256)
-            hub.download(part_source, part_target, report, deadline_s)
+            part_source = HubSource(source.repo, part, commit or source.revision, sha256)
+            found = hub.download(part_source, part_target, report, deadline_s)
+            commit = commit or found
             with disk_errors(part_target.parent):
-                mark_pulled(part_target)
+                mark_pulled(part_target, commit)
     return targets[0]
 
 

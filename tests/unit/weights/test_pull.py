@@ -11,6 +11,7 @@ from hotloop.weights import discover
 from hotloop.weights import pull as pull_module
 from hotloop.weights.catalog import size_text
 from hotloop.weights.pull import pull
+from hotloop.weights.remove import remove
 from hotloop.weights.resolve import locate, resolve
 from unit.weights.hub_fakes import TINY
 
@@ -102,6 +103,24 @@ def test_split_model_comes_whole_and_what_is_there_stays(machine, hub_server) ->
     assert len(hub_server.downloads) == 2
     assert len(list(folder.glob("*.gguf"))) == 3
     assert {path.name for path in folder.glob(".*")} == {f".m-0000{part}-of-00003.gguf.pulled" for part in (1, 3)}
+
+
+def test_parts_of_a_split_model_are_of_one_commit(hub_server) -> None:
+    def publish_parts(version: bytes) -> None:
+        for part in (1, 2, 3):
+            hub_server.add("a/b", f"m-0000{part}-of-00003.gguf", TINY + version + bytes([part]))
+
+    publish_parts(b"old")
+    hub_server.content_refusal, hub_server.answers_before_refusal = 500, 1
+    with pytest.raises(DownloadError, match="m-00002-of-00003"):
+        pull("hf:a/b/m-00001-of-00003.gguf")
+    hub_server.content_refusal, hub_server.commit = None, "c2"
+    publish_parts(b"new")
+    first = pull("hf:a/b/m-00001-of-00003.gguf")
+    assert {path.read_bytes()[:-1] for path in first.parent.glob("*.gguf")} == {TINY + b"old"}
+    remove("hf:a/b")
+    first = pull("hf:a/b/m-00001-of-00003.gguf")
+    assert {path.read_bytes()[:-1] for path in first.parent.glob("*.gguf")} == {TINY + b"new"}
 
 
 def test_two_pulls_at_once_download_once(hub_server, monkeypatch) -> None:
