@@ -15,6 +15,7 @@ from hotloop.bench.check import CheckResult, check_model
 from hotloop.bench.quality import measure, quality_text
 from hotloop.cli import main as cli
 from hotloop.errors import InvalidRequestError
+from hotloop.ops.kernel_set import self_check
 from hotloop.quant.formats import quantize
 from hotloop.weights.open_model import open_model
 from hotloop.weights.quantized_model import open_quantized
@@ -58,6 +59,21 @@ def test_of_a_text_as_much_as_the_model_has_positions_for(tmp_path: Path) -> Non
     result = result_of(write_tiny_model(tmp_path / "tiny.gguf", "gpt2", context_length=16), isa="scalar")
     assert result.passed
     assert result.positions == 16 < len(IDS)
+
+
+@pytest.mark.skipif(len(_native.usable_isas()) == 1, reason="this machine has the scalar kernel set only")
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_kernel_set_that_is_replaced_has_not_passed(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best, used = _native.usable_isas()[:2]
+    monkeypatch.setattr(_native, "self_check", lambda isa: "sums" if isa == best else None)
+    self_check.cache_clear()
+    try:
+        result = result_of(write_tiny_model(tmp_path / "tiny.gguf", formats="Q4_0"), isa=best if asked else "")
+    finally:
+        self_check.cache_clear()
+    assert failed(result) == [f"bits_of_{used}_and_{best}"]
 
 
 def test_of_a_large_model_the_first_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,8 @@ def check_model(
     token_ids = token_ids[: spec.config.context_length]
     num_layers, num_weights = _affordable(spec, model_file)
     layers = None if num_layers == spec.config.num_layers else range(num_layers)
-    isas = tuple(_native.usable_isas()) if not isa else tuple(dict.fromkeys((choose_kernel_set(isa), "scalar")))
+    asked = [isa, "scalar"] if isa else _native.usable_isas()
+    isas = tuple(dict.fromkeys((choose_kernel_set(isa), *asked)))
     how_much = f"{num_layers} of {spec.config.num_layers} layers"
 
     def reference(activations: ActivationDtype) -> Floats:
@@ -134,7 +135,8 @@ def check_model(
         first = native("int8", isas[0], few)
         for other in isas[1:]:
             same = native("int8", other, few).view(np.uint32) == first.view(np.uint32)
-            checks.append(_share(f"bits_of_{isas[0]}_and_{other}", same))
+            ran = choose_kernel_set(other) == other  # and no other in its place, as it failed its own check
+            checks.append(_share(f"bits_of_{isas[0]}_and_{other}", same & ran))
     absurd = None if all(check.passed for check in checks) else _absurd_weight(model_file, _used(spec, model_file, num_layers))
     return CheckResult(len(token_ids), num_layers, spec.config.num_layers, isas, rounding, tuple(checks), absurd)
 

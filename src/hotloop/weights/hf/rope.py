@@ -149,7 +149,8 @@ def _yarn(config: HFConfig, section: HFConfig) -> dict[str, MetadataValue]:
     both = bool(section.raw("mscale")) and bool(section.raw("mscale_all_dim"))
     if section.has("attention_factor"):
         # The key multiplies what YaRN prescribes; the configuration states the product.
-        usual = 0.1 * math.log(factor) + 1
+        with localcontext(prec=30):
+            usual = float(Decimal(factor).ln() / 10 + 1)
         metadata["rope.scaling.attn_factor"] = float(np.float32(section.number("attention_factor") / usual))
     elif both and section.number("mscale") == 1:
         metadata["rope.scaling.yarn_log_multiplier"] = section.number("mscale_all_dim")
