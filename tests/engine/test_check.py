@@ -46,6 +46,8 @@ def test_a_model_that_is_computed_right(architecture: str, formats: str, tmp_pat
     assert result.layers == result.all_layers
     assert len(result.checks) == 3 + len(result.isas)
     assert (result.int8_kl_nats > 0) == (formats != "BF16")
+    (limit,) = (each.limit for each in result.checks if each.name == "int8_activations_mean_kl_nats")
+    assert limit == pytest.approx(2 * result.int8_kl_nats + 1e-5)
 
 
 def test_a_folder_that_is_quantized_on_the_way(tmp_path: Path) -> None:

@@ -108,7 +108,10 @@ def test_what_is_quantized_already_is_refused_unless_forced(tmp_path: Path) -> N
         (3e38, "F32", "row 3, column 0 is too large for Q4_0; choose another type, such as bf16"),
     ],
 )
-def test_weights_that_cannot_be_quantized_are_named(value: float, format: str, why: str, tmp_path: Path) -> None:
+def test_weights_that_cannot_be_quantized_are_named(
+    value: float, format: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized_model, "_CHUNK_BYTES", 1)  # a row at a time
     weights = np.zeros((64, 64), np.float32)
     weights[3, 5] = value
     bad: dict[str, Any] = {"blk.1.attn_output.weight": (format, (64, 64), quantize(format, weights))}

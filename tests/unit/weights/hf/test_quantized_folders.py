@@ -319,8 +319,10 @@ def test_fp8(tmp_path: Path, config: dict[str, Any], name: str, scale: NDArray[n
         used = used[:, None]
     with open_model(path) as folder:
         load_model_spec(folder)
-        assert folder.tensors["blk.0.ffn_gate.weight"].format == format
-        assert (values(folder, "blk.0.ffn_gate.weight") == E4M3_VALUES[codes].astype(np.float64) * used).all()
+        info = folder.tensors["blk.0.ffn_gate.weight"]
+        assert info.format == format
+        assert (values(folder, info.name) == E4M3_VALUES[codes].astype(np.float64) * used).all()
+        assert (folder.read_rows(info.name, 30, 70) == folder.read(info.name)[30 * info.row_bytes : 70 * info.row_bytes]).all()
 
 
 def test_fp8_with_blocks_larger_than_the_matrix(tmp_path: Path) -> None:
