@@ -63,9 +63,8 @@ def quantize_queries(q: NDArray[np.float32], group_size: int) -> NDArray[np.floa
 
 def _scale(group: NDArray[np.float32]) -> NDArray[np.float32]:
     amax = np.abs(group).max(axis=-1)
-    finite = np.isfinite(group).all(axis=-1)
     small = np.where(amax < SMALLEST_AMAX, np.float32(0), amax / np.float32(MAX_CODE))
-    return np.where(finite, small, np.float32(np.nan)).astype(np.float32)
+    return np.where(np.isfinite(amax), small, np.float32(np.nan)).astype(np.float32)
 
 
 def _codes(group: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.int8]:

@@ -83,3 +83,11 @@ def test_yarn_leaves_fast_pairs_and_stretches_slow_ones(factor: float) -> None:
     np.testing.assert_allclose(stretch[turns < 0.9], factor, rtol=1e-12)
     assert (np.diff(stretch) >= -1e-12).all()
     assert yarn_attention_factor(factor) == pytest.approx(0.1 * math.log(factor) + 1, rel=1e-14)
+
+
+def test_yarn_stretches_fully_from_the_last_element_of_a_head_at_the_latest() -> None:
+    """Pair 22.5 makes one turn and pair -5 a thousand: the blend runs from pair 0 to 15, as in transformers."""
+    plain = rope_frequencies(16, 10.0)
+    scaled = rope_frequencies(16, 10.0, scaling="yarn", factor=4.0, original_context=4096, beta_fast=1000.0)
+    stretch = np.arange(8) / 15
+    np.testing.assert_allclose(scaled, plain / 4 * stretch + plain * (1 - stretch), rtol=1e-14)

@@ -228,6 +228,11 @@ def test_a_head_beside_a_tied_embedding(tmp_path: Path) -> None:
             assert load_model_spec(model).config.tied_embeddings == (not changed)
 
 
+def test_a_tensor_under_two_names(tmp_path: Path) -> None:
+    path = write_tiny_folder(tmp_path / "f", "gpt2", tensors={"wte.weight": stored("F32", np.ones((300, 64)))})
+    refused(path, "tensors '(transformer.)?wte.weight' and '(transformer.)?wte.weight' are one and the same")
+
+
 def test_a_tensor_of_another_shape(tmp_path: Path) -> None:
     tensors = {"model.layers.0.mlp.up_proj.weight": stored("F32", np.ones((95, 64)))}
     path = write_tiny_folder(tmp_path / "f", tensors=tensors)
