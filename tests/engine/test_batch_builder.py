@@ -1,5 +1,7 @@
 """BatchBuilder: the batches of `build_batch`, though it keeps its arrays from step to step."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -67,6 +69,29 @@ def test_a_block_that_was_copied_while_the_request_was_in_another_row() -> None:
     tables["b"] = [[1, 20, 21]]
     batch = builder.build([*others, ScheduledRequest(b, 8, 1, True)], tables.__getitem__)
     assert batch.block_tables[0][1, :3].tolist() == [1, 20, 21]
+
+
+@pytest.mark.parametrize("again", ["a", "b"])
+def test_a_row_that_was_interrupted_belongs_to_nobody(again: str) -> None:
+    """a is in the row, and Ctrl-C comes while that of b is written: whichever of them is next finds its own blocks."""
+
+    class Interrupted(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            if index == 1:
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    builder = BatchBuilder([4], max_requests=1, max_tokens=32, max_model_len=100)
+    requests = {name: make_request(name, [1] * 12) for name in "ab"}
+    tables = {"a": [[1, 2, 3]], "b": [[4, 5, 6]]}
+    builder.build([ScheduledRequest(requests["a"], 0, 12, True)], tables.__getitem__)
+    step = [ScheduledRequest(requests["b"], 0, 12, True)]
+    with pytest.raises(KeyboardInterrupt):
+        builder.build(step, {"b": [Interrupted(tables["b"][0])]}.__getitem__)
+    requests["a"].output_token_ids, requests["b"].output_token_ids = [5], [5]
+    tables = {"a": [[1, 2, 3, 7]], "b": [[4, 5, 6, 7]]}
+    batch = builder.build([ScheduledRequest(requests[again], 12, 1, True)], tables.__getitem__)
+    assert batch.block_tables[0][0, :4].tolist() == tables[again][0]
 
 
 @pytest.mark.parametrize(("caching", "guessing"), [(True, False), (False, False), (True, True), (False, True)])

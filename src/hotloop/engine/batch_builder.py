@@ -98,8 +98,7 @@ class BatchBuilder:
         """Bring row ``row`` of every group's table up to date. num_computed: after this step, whatever becomes of drafts."""
         same = self._owners[row] is request and self._preemptions[row] == request.num_preemptions
         if not same:
-            self._owners[row] = request
-            self._preemptions[row] = request.num_preemptions
+            self._owners[row] = None  # nobody's until it is written: Ctrl-C may come in between
         for settled, size, array, table in zip(self._settled, self._block_sizes, self._tables, tables, strict=True):
             begin, end = settled[row] if same else 0, len(table)
             if end - begin <= 3:  # single items beat a slice
@@ -108,6 +107,8 @@ class BatchBuilder:
             else:
                 array[row, begin:end] = table[begin:end]
             settled[row] = num_computed // size  # the next one may be copied while it is in another row
+        self._preemptions[row] = request.num_preemptions
+        self._owners[row] = request
 
     def forget(self) -> None:
         """Let go of the requests of the last batch."""
