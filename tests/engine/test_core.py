@@ -211,13 +211,18 @@ def test_a_choice_outlives_the_one_it_was_to_fork_off(core: EngineCore, monkeypa
     assert tokens_of(run(core), "aa") == expected
 
 
-def test_an_interrupt_while_the_books_change_gives_all_up(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("owner", "method"), [("scheduler", "update"), ("steps", "append")])
+def test_an_interrupt_while_the_books_change_gives_all_up(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch, owner: str, method: str
+) -> None:
+    """Also those that the step would have ended: nobody has their tokens."""
+
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    core.add([request("a", prompt_tokens=4), request("bb", prompt_tokens=4)])
+    core.add([request("a", prompt_tokens=4, max_tokens=1), request("bb", prompt_tokens=4)])
     with monkeypatch.context() as patch:
-        patch.setattr(core.scheduler, "update", interrupt)
+        patch.setattr(getattr(core, owner), method, interrupt)
         with pytest.raises(KeyboardInterrupt):
             core.step()
     assert [d.error for d in core.step()] == ["the step was interrupted"] * 2

@@ -1,6 +1,7 @@
 """Draft tokens through the engine: fewer steps, the same answers, and what comes of drafts that are odd."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hotloop.engine.core import EngineCore
 from hotloop.errors import InvalidRequestError
 from hotloop.request import Request, RequestId, TokenDelta
 from hotloop.sampling.constraint import Constraint
+from hotloop.sampling.edits import TokenCounts
 from hotloop.spec_decode.proposer import MAX_DRAFT_TOKENS, Drafting
 from tiny_models import random_tokens
 
@@ -322,6 +324,33 @@ def test_an_interrupted_step_is_done_again_with_its_drafts(
     assert got == expected
     assert interrupts > 5
     assert Exercised(core).accepted_tokens > 3
+
+
+def test_an_interrupt_leaves_no_drafts_in_the_penalties(
+    model: Path, undrafted: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while they are taken back."""
+    params = replace(PLAIN, frequency_penalty=0.5, allowed_token_ids=range(30, 35))
+    expected = undrafted.generate(PROMPT, params)[0].outputs[0].token_ids
+    llm, _ = drafting(model, lambda request: [30, 31, 30])
+    calls = [0]
+    remove = TokenCounts.remove
+
+    def interrupted(counts: TokenCounts, token_id: int) -> None:
+        calls[0] += 1
+        if calls[0] % 7 == 0:
+            raise KeyboardInterrupt
+        remove(counts, token_id)
+
+    monkeypatch.setattr(TokenCounts, "remove", interrupted)
+    (request,) = llm._inputs.ask(PROMPT, params).requests
+    llm._core.add([request])
+    got: list[int] = []
+    while llm._core.has_work:
+        with suppress(KeyboardInterrupt):
+            got += tokens(llm._core.step())
+    assert got == expected
+    assert calls[0] > 50
 
 
 def test_a_failing_forward_pass_with_drafts_ends_its_request_only(model: Path, undrafted: LLM) -> None:

@@ -215,10 +215,7 @@ class EngineCore:
             self.steps.num_steps, output, self._live, start_s, end_s, forwarded_s - built_s
         )
         deltas += token_deltas(drawn)
-        for request_id in ended:
-            del self._live[request_id]
         self._may_draft = [one.live for one in drawn if one.live.has_drafts and one.finish is None]
-        self._is_changing = False
         num_drafts, num_accepted, num_drawn = output.num_draft_tokens, 0, len(drawn)
         if num_drafts:
             num_accepted = sum(one.num_accepted_tokens for one in drawn)
@@ -230,6 +227,9 @@ class EngineCore:
         )  # fmt: skip
         self.steps.append(record)
         self.report = self.report_of(record, query_tokens, hit_tokens)
+        for request_id in ended:
+            del self._live[request_id]
+        self._is_changing = False  # last: who is interrupted before has handed out nothing
         return deltas
 
     def report_of(

@@ -18,8 +18,6 @@ from hotloop.sampling.state import SamplerState
 from hotloop.scheduler.output import SchedulerOutput
 
 Failed: TypeAlias = dict[RequestId, Exception]
-
-
 # Who draws, from which row of logits on, whose forward pass gave it, and the drafts that the rows after it are for.
 Drawing: TypeAlias = tuple[Live, int, RequestId, Sequence[int]]
 
@@ -45,7 +43,7 @@ class Drawer:
             drafts: Sequence[int] = entry.request.draft_token_ids if entry.num_draft_tokens else ()
             for request in (entry.request, *output.forks.get(request_id, ())):
                 live = lives[request.request_id]
-                if live.sampler is None:
+                if live.sampler is None or live.sampler.position != request.num_tokens:  # or drafts were left in it by Ctrl-C
                     live.sampler = self._sampler_state(request)
                 drawing.append((live, end - 1 - len(drafts), request_id, drafts))
         self._masks.start(

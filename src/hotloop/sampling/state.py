@@ -17,7 +17,8 @@ class SamplerState:
     """A pure fold over a request's output ids: states that saw the same ids draw the same tokens. Only mirostat's mu is no
     function of the ids; it travels with each of them.
 
-    Speculation pushes tokens that may turn out wrong and rolls them back.
+    Speculation pushes tokens that may turn out wrong and rolls them back. The position is the first to grow and the last to
+    shrink: should Ctrl-C come in between, it tells.
     """
 
     __slots__ = (
@@ -125,11 +126,11 @@ class SamplerState:
         """Take back the last ``num_tokens`` ids pushed, drafts all of them: they came without a mu."""
         assert 0 <= num_tokens <= len(self._output_token_ids)
         for _ in range(num_tokens):
-            token_id = self._output_token_ids.pop()
             if self._counts is not None:
-                self._counts.remove(token_id)
+                self._counts.remove(self._output_token_ids[-1])
             if self._dry is not None:
                 self._dry.remove()
+            self._output_token_ids.pop()
 
     @property
     def edits(self) -> Edits | None:
