@@ -381,3 +381,23 @@ def test_an_abort_with_drafts_under_way(model: Path) -> None:
     core.abort(RequestId(request.request_id))
     core.step()
     assert_core_idle(core)
+
+
+def test_an_abort_in_an_interrupted_step_takes_its_drafts_along(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(batch: object) -> object:
+        raise KeyboardInterrupt
+
+    llm, _ = drafting(model, lambda request: [9] * 5)
+    core = llm._core
+    requests = [*llm._inputs.ask(PROMPT, PLAIN).requests, *llm._inputs.ask(PROMPT, PLAIN).requests]
+    core.add(requests)
+    core.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(core.runner, "forward", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            core.step()
+    core.abort(requests[0].request_id)
+    core.step()
+    record = core.steps.last
+    assert record is not None
+    assert (record.num_requests, record.num_decode_tokens, record.num_draft_tokens, record.num_prefill_tokens) == (1, 1, 5, 0)
