@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import socket
+import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -12,9 +14,19 @@ import pytest
 
 from hotloop.cli.serve import command
 from hotloop.config import EngineConfig
+from hotloop.engine.time_slice import set_time_slice
 from hotloop.errors import HotloopError, InvalidRequestError, ModelNotFoundError
 from hotloop.server import start
 from hotloop.server.settings import ServeSettings
+
+
+@pytest.fixture(autouse=True)
+def process_as_before() -> Iterator[None]:
+    """A server has its process for itself."""
+    interval_s = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(interval_s)
+    set_time_slice(None)
 
 
 def settings(**values: Any) -> ServeSettings:
