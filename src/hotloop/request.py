@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, NewType
+from typing import Literal, NamedTuple, NewType, TypeAlias
 
 from hotloop.sampling_params import SamplingParams
 
@@ -12,6 +12,9 @@ RequestId = NewType("RequestId", str)
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]  # an engine ends with a stop or at a length
 ErrorKind = Literal["internal", "invalid", "deadline", "engine_dead", "shutdown"]  # of a request that ended with an error
 RestartReason = Literal["died", "stalled"]  # of an engine's process
+TokenSequence: TypeAlias = tuple[int, ...]
+Breaker: TypeAlias = tuple[TokenSequence, tuple[TokenSequence, ...]]
+"""Of dry_sequence_breakers: one of the ids, then all of one of the sequences, which may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,8 @@ class Request:
     parent_id: RequestId | None = None
     num_prefix_hit_tokens: int = 0  # of the first admission: usage's cached_tokens
     num_preemptions: int = 0
-    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # the tokens of bad_words
-    # Of dry_sequence_breakers: one of the ids, then all of one of the sequences, which may be empty.
-    dry_breakers: tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]], ...] = ()
+    bad_word_ids: tuple[TokenSequence, ...] = ()  # the tokens of bad_words
+    dry_breakers: tuple[Breaker, ...] = ()
     mirostat_mu: float | None = None  # of the next token, once one was drawn with mirostat
     num_scored_tokens: int = 0  # of the prompt, those whose logits have been seen for prompt_logprobs
     thinking: Thinking | None = None  # of a conversation whose answers may think

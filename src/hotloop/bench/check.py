@@ -14,6 +14,7 @@ from hotloop.bench.quality import CHUNK_TOKENS, measure, native_logits
 from hotloop.config import ActivationDtype
 from hotloop.models.reference import reference_logits
 from hotloop.models.registry import Model, load_model_spec
+from hotloop.models.tensors import layer_of
 from hotloop.ops.kernel_set import choose_kernel_set
 from hotloop.quant.formats import dequantize
 from hotloop.weights.model_file import ModelFile
@@ -174,8 +175,7 @@ def _absurd_weight(model_file: ModelFile, names: Iterable[str]) -> AbsurdWeight 
 def _used(spec: Model, model_file: ModelFile, num_layers: int) -> Iterator[str]:
     """Tensors of the first layers, and of none."""
     for name in spec.tensor_shapes:
-        in_layer = name.startswith("blk.")
-        if name in model_file.tensors and not (in_layer and int(name.split(".")[1]) >= num_layers):
+        if name in model_file.tensors and layer_of(name) < num_layers:
             yield name
 
 

@@ -152,8 +152,8 @@ def _wrong_size(model_file: ModelFile, expected: TensorShapes, architecture: str
 
 def _number_of_layers(model_file: ModelFile, expected: TensorShapes, architecture: str, names: list[str]) -> str:
     """Whether `names`, which only one side has, are those of layers that only one side has, in words; empty if not."""
-    stated, found = (1 + max(map(_layer, side), default=-1) for side in (expected, model_file.tensors))
-    if stated == found or min(map(_layer, names)) < min(stated, found):
+    stated, found = (1 + max(map(layer_of, side), default=-1) for side in (expected, model_file.tensors))
+    if stated == found or min(map(layer_of, names)) < min(stated, found):
         return ""
     called = _called(model_file, architecture, "block_count")
     return f". Probably {called} is wrong: it is {stated}, but there are weights of {found} layers"
@@ -163,7 +163,7 @@ def _called(model_file: ModelFile, architecture: str, key: str) -> str:
     return model_file.source_key(f"{architecture}.{key}") or f"{architecture}.{key}"
 
 
-def _layer(name: str) -> int:
+def layer_of(name: str) -> int:
     """The layer that a tensor belongs to, -1 for none."""
     match name.split("."):
         case ["blk", number, *_] if number.isdecimal() and len(number) < 10:

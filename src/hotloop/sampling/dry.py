@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotloop import _native
+from hotloop.request import Breaker
 
-Breakers: TypeAlias = tuple[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]], ...]
 _ByLastId: TypeAlias = Mapping[int, Sequence[tuple[frozenset[int], list[int]]]]
 
 
 class Dry:
     """What DRY needs to know of a context, the prompt and the output; what was added is removed in reverse order only.
 
-    multiplier, base, allowed_length: of SamplingParams. breakers: one of the ids, then all of one of the sequences (Request):
-    what no repetition reaches over. Ids that are one alone are never penalized.
+    multiplier, base, allowed_length: of SamplingParams. breakers: what no repetition reaches over. Ids that are one alone are
+    never penalized.
     """
 
     __slots__ = ("_allowed_length", "_base", "_breakers", "_breaks", "_context", "_multiplier", "_single")
@@ -30,7 +30,7 @@ class Dry:
         multiplier: float,
         base: float,
         allowed_length: int,
-        breakers: Breakers,
+        breakers: tuple[Breaker, ...],
         context_ids: Iterable[int],
     ) -> None:
         self._multiplier, self._base, self._allowed_length = multiplier, base, allowed_length
@@ -74,7 +74,7 @@ class Dry:
 
 
 @lru_cache(maxsize=16)  # the choices of a request have the same ones, which may be as many ids as a vocabulary has
-def _by_last_id(breakers: Breakers) -> tuple[frozenset[int], _ByLastId]:
+def _by_last_id(breakers: tuple[Breaker, ...]) -> tuple[frozenset[int], _ByLastId]:
     """Those that are one id, and of the others, by their last id, those that they may begin with and what comes then."""
     single: set[int] = set()
     several: dict[int, list[tuple[frozenset[int], list[int]]]] = {}

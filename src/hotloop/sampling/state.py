@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 
 from hotloop import _native
-from hotloop.sampling.dry import Breakers, Dry
+from hotloop.request import Breaker
+from hotloop.sampling.dry import Dry
 from hotloop.sampling.edits import NO_FLOATS, NO_IDS, Edits, Ids, Mask, TokenCounts
 from hotloop.sampling.processors import LogitsProcessors
 from hotloop.sampling_params import SamplingParams
@@ -37,7 +38,7 @@ class SamplerState:
         mirostat_mu: float | None = None,
         stop_token_ids: Collection[int] = (),
         bad_word_ids: Iterable[Sequence[int]] = (),
-        dry_breakers: Breakers = (),
+        dry_breakers: tuple[Breaker, ...] = (),
         vocab_size: int,
     ) -> None:
         """params: what is still open in it is off. output_token_ids, mirostat_mu: of a resumed request, mu for its next

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from hotloop.errors import InvalidRequestError
-
-TokenSequence: TypeAlias = tuple[int, ...]
-Breaker: TypeAlias = tuple[TokenSequence, tuple[TokenSequence, ...]]  # one of the ids, then all of one of the sequences
+from hotloop.request import Breaker, TokenSequence
 
 _MAX_BREAKER_SETS = 16
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop import _native
-from hotloop.sampling.dry import Breakers, Dry
+from hotloop.request import Breaker
+from hotloop.sampling.dry import Dry
 
 
 def longest_repeats(ids: list[int], most: int) -> dict[int, int]:
@@ -42,7 +43,7 @@ def test_a_long_run_is_cheap_and_finite() -> None:
     assert _native.dry_penalties(ids, 1.0, 1.75, 2, len(ids)) == [(0, float(np.finfo(np.float32).max))]
 
 
-def ids_after(context: list[int], breakers: Breakers) -> list[int]:
+def ids_after(context: list[int], breakers: tuple[Breaker, ...]) -> list[int]:
     return Dry(1.0, 1.75, 2, breakers, context).penalties[0].tolist()
 
 
@@ -76,7 +77,7 @@ def test_removal_leaves_no_trace(ids: list[int], tentative: list[int]) -> None:
 
 
 def test_choices_share_what_is_made_of_their_breakers() -> None:
-    def breakers() -> Breakers:
+    def breakers() -> tuple[Breaker, ...]:
         return ((tuple(range(100_000)), ((1, 2), (3,))),)
 
     first, of_other = Dry(1.0, 1.75, 2, breakers(), [5, 1, 2]), breakers()
